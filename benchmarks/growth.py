@@ -2,22 +2,30 @@
 
 Each curve is processor time on one thread. The networks are chains of small convolutions, so that what grows is the
 number of modules; for batch and resolution the network stays and the data grow. A curve is straight if its cost is
-proportional to the work: the last column of the table is the exponent, the slope between the two largest sizes in a
-picture with logarithmic axes.
+proportional to the work: the last column of the table is the exponent, the slope of a line through the points of a
+picture with logarithmic axes. What other jobs do to a processor's caches moves it; ``--calls`` counts calls of
+functions instead, which nothing moves, so that a square shows in networks of a few hundred modules.
+
+Points are kept in a file as they are found: ``--panels`` and ``--verbs`` measure some of them, and the picture has all.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import cProfile
+import functools
+import json
 import math
 import multiprocessing
 import os
+import pstats
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import linear_regression
 from typing import Any
 
 import torch
@@ -26,8 +34,10 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 from benchmarks.run import build
+from demo.common import OUT
 from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.program import record_program
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantWrapper,
@@ -43,7 +53,10 @@ from horizon_plugin_pytorch.quantization import (
 )
 
 Curve = list[tuple[int, float]]
+Panels = dict[str, dict[str, Curve]]
+Keep = Callable[[str, int, float], None]  # is told what was measured, at which size, and its cost
 PICTURE = Path(__file__).parent.parent / "docs" / "growth.svg"
+KEPT = OUT / "growth.json"
 COLORS = ("#1f6fb4", "#d95f02", "#2ca25f", "#7b3294", "#c51b7d", "#666666")
 
 
@@ -86,44 +99,57 @@ def calibrated(net: nn.Module) -> nn.Module:
     return model
 
 
-def by_depth(depths: Sequence[int], most: int) -> dict[str, Curve]:
+def verbs(depth: int) -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """What is done with a chain of so many modules: what it takes, which is not measured, and what is."""
+    net, data, steps = chain(depth), images(), {"num_steps": 5}
+    qconfigs = {"": get_default_qconfig()}
+    ready = functools.cache(lambda: calibrated(net))
+    quantized = functools.cache(lambda: convert_fx(copy.deepcopy(ready())))
+    return {
+        "prepare_qat_fx": (lambda: net, prepared),
+        "prepare by running": (lambda: net, lambda m: prepare(m, (data[0],), qconfig_dict=qconfigs, out_dir=None)),
+        "calibrate": (lambda: prepared(net), lambda m: calibrate(m, data, progress=False)),
+        "weight_reconstruction": (
+            lambda: copy.deepcopy(ready()),
+            lambda m: weight_reconstruction(m, data, custom_config_dict=steps),
+        ),
+        "correct_bias": (lambda: copy.deepcopy(ready()), lambda m: correct_bias(m, data)),
+        "convert_fx": (lambda: copy.deepcopy(ready()), convert_fx),
+        "record_program": (quantized, lambda m: record_program(m, data[0])),
+        "auto_calibrate": (
+            lambda: prepared(net),
+            lambda m: auto_calibrate(m, data, observer_list=("min_max", "mse")),
+        ),
+    }
+
+
+def function_calls(work: Callable[[], Any]) -> float:
+    """How many calls of functions it makes, those of C among them."""
+    profile = cProfile.Profile()
+    profile.runcall(work)
+    return float(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+def by_depth(
+    keep: Keep, depths: Sequence[int], chosen: Sequence[str], measure: Callable[[Callable[[], Any]], float]
+) -> None:
     """Verbs and methods, by the number of modules.
 
     Args:
-        most: the largest network for the methods that go through the layers one by one.
+        chosen: names of verbs.
+        measure: `seconds` or `function_calls`.
     """
-    curves: dict[str, Curve] = {}
-    steps = {"num_steps": 5}
-    weight_reconstruction(
-        calibrated(chain(4)), images(), custom_config_dict=steps
-    )  # the first call of all takes longer
-    for depth in depths:
-        net, data = chain(depth), images()
-        jobs: dict[str, Callable[[], Any]] = {
-            "prepare_qat_fx": lambda net=net: prepared(net),
-            "prepare by running": lambda net=net, data=data: prepare(
-                net, (data[0],), qconfig_dict={"": get_default_qconfig()}, out_dir=None
-            ),
-        }
-        model = prepared(net)
-        jobs["calibrate"] = lambda model=model, data=data: calibrate(model, data, progress=False)
-        if depth <= most:
-            ready = calibrated(net)
-            jobs["auto_calibrate"] = lambda net=net, data=data: auto_calibrate(
-                prepared(net), data, observer_list=("min_max", "mse")
-            )
-            jobs["weight_reconstruction"] = lambda ready=ready, data=data: weight_reconstruction(
-                copy.deepcopy(ready), data, custom_config_dict=steps
-            )
-            jobs["correct_bias"] = lambda ready=ready, data=data: correct_bias(copy.deepcopy(ready), data)
-        for name, job in jobs.items():
-            curves.setdefault(name, []).append((depth, seconds(job)))
-            print(f"{name}, {depth} modules: {curves[name][-1][1]:.2f} s", flush=True)
-    return curves
+    for place, depth in enumerate((4, *depths)):  # the first call of all takes longer, and does not count
+        for name, (need, work) in verbs(depth).items():
+            if name in chosen:
+                model = need()
+                cost = measure(lambda work=work, model=model: work(model))
+                if place:
+                    keep(name, depth, cost)
 
 
 @torch.no_grad()
-def by_data(sizes: Sequence[tuple[int, int]]) -> dict[str, Curve]:
+def by_data(keep: Keep, sizes: Sequence[tuple[int, int]]) -> None:
     """Forwards of ResNet18, by the number of pixels: of more images, and of larger ones."""
     net = build("ResNet18").eval()
     model = prepared(net)
@@ -132,29 +158,24 @@ def by_data(sizes: Sequence[tuple[int, int]]) -> dict[str, Curve]:
     set_fake_quantize(observing, FakeQuantState.CALIBRATION)
     set_fake_quantize(model, FakeQuantState.VALIDATION)
     forms = {"float": net, "calibration": observing, "VALIDATION": model, "converted": convert_fx(copy.deepcopy(model))}
-    curves: dict[str, Curve] = {}
     for batch, size in sizes:
         [x] = images(1, batch, size)
         for name, form in forms.items():
             form.eval()(x)
-            curves.setdefault(name, []).append((batch * size**2, seconds(lambda form=form, x=x: form(x), 2)))
-    return curves
+            keep(name, batch * size**2, seconds(lambda form=form, x=x: form(x), 3))
 
 
-def by_processes(counts: Sequence[int], depth: int = 50, batch: int = 16) -> dict[str, Curve]:
+def by_processes(keep: Keep, counts: Sequence[int], depth: int = 50, batch: int = 16) -> None:
     """Calibration in several processes, by their number: the time of one of them, the slowest.
 
     Each has a whole batch, or the processes share one. What a process waits for the others takes no processor time.
     """
-    curves: dict[str, Curve] = {}
     for count in counts:
         for name, size in (("a batch each", batch), ("a batch shared", batch // count)):
             with tempfile.TemporaryDirectory() as folder, multiprocessing.get_context("spawn").Pool(count) as pool:
                 jobs = [(f"{folder}/store", rank, count, depth, size) for rank in range(count)]
                 found = pool.map(_calibrate_together, jobs, chunksize=1)
-            curves.setdefault(name, []).append((count, max(found)))
-            print(f"{name}, {count} processes: {curves[name][-1][1]:.2f} s", flush=True)
-    return curves
+            keep(name, count, max(found))
 
 
 def _calibrate_together(job: tuple[str, int, int, int, int]) -> float:
@@ -173,12 +194,35 @@ def _calibrate_together(job: tuple[str, int, int, int, int]) -> float:
 
 
 def exponent(curve: Curve) -> float:
-    """The slope between the two largest sizes in logarithms: 1 is proportional, 2 the square."""
-    (x, y), (more, cost) = sorted(curve)[-2:]
-    return math.log(cost / y) / math.log(more / x)
+    """The slope of the line that fits best in logarithms: 1 is proportional, 2 the square."""
+    sizes, costs = ([math.log(value) for value in values] for values in zip(*curve, strict=True))
+    return linear_regression(sizes, costs).slope
 
 
-def drawn(panels: dict[str, dict[str, Curve]]) -> str:
+def keeping(panels: Panels, title: str, file: Path) -> Keep:
+    """Points go into a panel and into a file, in which those of other runs stay."""
+
+    def keep(name: str, size: int, cost: float) -> None:
+        panels.clear()
+        panels.update(read(file))
+        curve = panels.setdefault(title, {}).setdefault(name, [])
+        curve[:] = sorted([point for point in curve if point[0] != size] + [(size, cost)])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(json.dumps(panels, indent=1).encode(), file)
+        print(f"{title}, {name}, {size:,}: {cost:.4g}", flush=True)
+
+    return keep
+
+
+def read(file: Path) -> Panels:
+    """What was kept."""
+    if not file.exists():
+        return {}
+    kept = json.loads(file.read_text())
+    return {title: {name: list(map(tuple, curve)) for name, curve in of.items()} for title, of in kept.items()}
+
+
+def drawn(panels: Panels) -> str:
     """The curves as SVG, one panel beside the other, with logarithmic axes."""
     width, height, gap = 440, 320, 60
     parts = []
@@ -214,32 +258,69 @@ def drawn(panels: dict[str, dict[str, Curve]]) -> str:
     )
 
 
+TITLES = {
+    "depth": "modules, a chain of convolutions",
+    "batch": "pixels: images of 64 x 64, ResNet18",
+    "resolution": "pixels: two square images, ResNet18",
+    "processes": "processes that calibrate",
+}
+
+
+def table(panels: Panels) -> str:
+    """The cost at every size, and the exponents."""
+    parts = []
+    for title, curves in panels.items():
+        sizes = sorted({size for curve in curves.values() for size, _ in curve})
+        rows = [
+            [name, *(f"{dict(curve)[size]:.3g}" if size in dict(curve) else "" for size in sizes)]
+            + [f"{exponent(curve):.2f}" if len(curve) > 1 else ""]
+            for name, curve in curves.items()
+        ]
+        headers = [title, *(f"{size:,}" for size in sizes), "exponent"]
+        parts.append(tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True))
+    return "\n\n".join(parts)
+
+
 def main() -> None:
-    """Measure, print a table, and draw."""
+    """Measure, print tables, and draw."""
+    names = list(verbs(4))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--depths", type=int, nargs="+", default=[50, 100, 200, 500, 1000, 2000])
-    parser.add_argument("--most", type=int, default=500, help="modules for the methods that treat layers one by one")
+    parser.add_argument("--verbs", nargs="+", choices=names, default=names)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--panels", nargs="*", choices=TITLES, default=list(TITLES))
+    parser.add_argument("--calls", action="store_true", help="count calls of functions, by depth, and draw nothing")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="where points are kept")
     parser.add_argument("--picture", type=Path, default=PICTURE)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     set_march(March.NASH_E)
-    panels = {
-        "modules, a chain of convolutions": by_depth(options.depths, options.most),
-        "pixels: images of 64 x 64, ResNet18": by_data([(batch, 64) for batch in (1, 2, 4, 8, 16)]),
-        "pixels: two square images, ResNet18": by_data([(2, size) for size in (32, 64, 128, 256)]),
-        "processes that calibrate": by_processes(options.processes),
+    if options.calls:
+        counted: Panels = {"calls of functions": {}}
+        by_depth(lambda *point: _count(counted, *point), options.depths, options.verbs, function_calls)
+        print(table(counted))
+        return
+    panels = read(options.kept)
+    keep = {panel: keeping(panels, title, options.kept) for panel, title in TITLES.items()}
+    work: dict[str, Callable[[], None]] = {
+        "depth": lambda: by_depth(keep["depth"], options.depths, options.verbs, seconds),
+        "batch": lambda: by_data(keep["batch"], [(batch, 64) for batch in (1, 2, 4, 8, 16)]),
+        "resolution": lambda: by_data(keep["resolution"], [(2, size) for size in (32, 64, 128, 256)]),
+        "processes": lambda: by_processes(keep["processes"], options.processes),
     }
-    rows = [
-        [title, name, f"{curve[0][1]:.3g}", f"{curve[-1][1]:.3g}", f"{exponent(curve):.2f}"]
-        for title, curves in panels.items()
-        for name, curve in curves.items()
-    ]
-    headers = ["what grows", "what runs", "least, s", "most, s", "exponent at the end"]
-    print(tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True))
+    for panel in options.panels:
+        work[panel]()
+    panels = {title: panels[title] for title in TITLES.values() if title in panels}
+    print(table(panels))
     write_atomically(drawn(panels).encode(), options.picture)
-    print(f"torch {torch.__version__}, one thread, processor time; drawn to {options.picture}")
+    print(f"torch {torch.__version__}, one thread, processor time in seconds; drawn to {options.picture}")
+
+
+def _count(panels: Panels, name: str, size: int, cost: float) -> None:
+    [curves] = panels.values()
+    curves.setdefault(name, []).append((size, cost))
+    print(f"{name}, {size:,}: {cost:,.0f} calls", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.peers.toolkits import modelopt_calibrating
+
 
 class _Unstubbed(nn.Module):
     """The benchmark model without our stubs: torch.ao inserts its own."""
@@ -71,21 +73,9 @@ def _torch_ao(model: nn.Module, example: Tensor, observer: str) -> nn.Module | N
 def _modelopt(model: nn.Module, example: Tensor, calibrator: str) -> nn.Module | None:
     """The model with ModelOpt's quantizers, which collect statistics."""
     try:
-        import modelopt.torch.quantization as mtq
-        from modelopt.torch.quantization.nn import TensorQuantizer
+        return modelopt_calibrating(_Unstubbed(model).eval(), calibrator)
     except ImportError:
         return None
-    config = copy.deepcopy(mtq.INT8_DEFAULT_CFG)
-    for entry in config["quant_cfg"]:
-        if entry["quantizer_name"] == "*input_quantizer":
-            entry["cfg"]["calibrator"] = calibrator
-    config["algorithm"] = None
-    quantized = mtq.quantize(_Unstubbed(model).eval(), config)
-    for module in quantized.modules():
-        if isinstance(module, TensorQuantizer) and module.is_enabled:
-            module.disable_quant()
-            module.enable_calib()
-    return quantized
 
 
 def _aimet(model: nn.Module, example: Tensor, scheme: str) -> nn.Module | None:

@@ -88,3 +88,20 @@ def test_curves_of_growth_are_drawn_and_their_exponents_found() -> None:
     picture = ElementTree.fromstring(growth.drawn({"modules": curves, "pixels": curves}))
     assert len(picture.findall("{*}polyline")) == 4
     assert len(growth.chain(6).module) == 6
+    assert "| square    | 0.1  | 10    | 2.00       |" in growth.table({"modules": curves})
+
+
+def test_points_of_growth_are_kept_beside_those_of_other_runs(tmp_path: Path) -> None:
+    file, mine, other = tmp_path / "out" / "growth.json", {}, {}
+    growth.keeping(mine, "modules", file)("prepare", 50, 1.0)
+    growth.keeping(other, "pixels", file)("float", 8, 2.0)
+    growth.keeping(mine, "modules", file)("prepare", 50, 3.0)
+    assert mine == growth.read(file) == {"modules": {"prepare": [(50, 3.0)]}, "pixels": {"float": [(8, 2.0)]}}
+
+
+def test_calls_of_functions_are_counted_at_each_depth() -> None:
+    found: list[tuple[str, int, float]] = []
+    growth.set_march(growth.March.NASH_E)
+    growth.by_depth(lambda *point: found.append(point), [4, 8], ["prepare_qat_fx"], growth.function_calls)
+    assert [point[:2] for point in found] == [("prepare_qat_fx", 4), ("prepare_qat_fx", 8)]
+    assert 0 < found[0][2] < found[1][2]

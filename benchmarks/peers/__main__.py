@@ -28,7 +28,7 @@ from horizon_plugin_pytorch.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCURACY_NETS = ("ResNet", "MobileNetV2", "ViT")
-SECONDS = 1800  # for one toolkit
+SECONDS = 7200  # for one toolkit, on a machine that has other work
 # What a toolkit needs beyond its requirements, that no environment here can give it.
 NOT_MEASURED = {
     "AIMET": "imports torchvision, which has no CPU build of torch 2.13 in the package index used here",
@@ -36,18 +36,31 @@ NOT_MEASURED = {
 }
 
 
+def _home(name: str) -> Path:
+    return OUT / "peers" / name.replace(" ", "-")
+
+
+def _extensions(name: str) -> Path:
+    """Where a toolkit compiles its kernels; locks of a run that was ended would let the next one wait for ever."""
+    folder = _home(name) / "extensions"
+    for lock in folder.rglob("lock"):
+        lock.unlink()
+    return folder
+
+
 def environment(name: str) -> Path:
     """The Python of a toolkit's environment, made if it is not there: its packages, and everything of this one."""
     requirements = TOOLKITS[name].requirements
     if not requirements:
         return Path(sys.executable)
-    folder = OUT / "peers" / name.replace(" ", "-")
+    folder = _home(name)
     python = folder / "bin" / "python"
     if not (folder / ".installed").exists():
         venv.create(folder, with_pip=True)
         own = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
         Path(own, "parent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
-        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements]
+        pinned = f"torch=={version('torch')}"  # as it is: another build could bring gigabytes
+        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", pinned, *requirements]
         subprocess.run(command, check=True)
         (folder / ".installed").touch()
     return python
@@ -57,6 +70,7 @@ def measured(name: str, folder: Path) -> dict[str, dict[str, Any]]:
     """What the worker finds; what it had found before it failed or took too long."""
     command = [str(environment(name)), "-m", "benchmarks.peers.worker", name, str(folder)]
     variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NNCF_EXTENSION_LOAD_TIMEOUT": "0"}
+    variables["TORCH_EXTENSIONS_DIR"] = str(_extensions(name))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables, cwd=ROOT) as process:
         try:
             output, _ = process.communicate(timeout=SECONDS)

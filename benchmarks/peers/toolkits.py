@@ -6,10 +6,12 @@ Each imports its package when it is used: only one of them is installed in an en
 from __future__ import annotations
 
 import copy
+import importlib.util
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -280,6 +282,24 @@ class Brevitas:
             return simulated, in_onnx_runtime(file)
 
 
+def modelopt_calibrating(model: nn.Module, calibrator: str) -> nn.Module:
+    """The model with ModelOpt's quantizers, which collect statistics: to call it is a batch of calibration."""
+    import modelopt.torch.quantization as mtq
+    from modelopt.torch.quantization.nn import TensorQuantizer
+
+    config = copy.deepcopy(mtq.INT8_DEFAULT_CFG)
+    for entry in config["quant_cfg"]:
+        if entry["quantizer_name"] == "*input_quantizer":
+            entry["cfg"]["calibrator"] = calibrator
+    config["algorithm"] = None
+    quantized = mtq.quantize(model, config)
+    for module in quantized.modules():
+        if isinstance(module, TensorQuantizer) and module.is_enabled:
+            module.disable_quant()
+            module.enable_calib()
+    return quantized
+
+
 class ModelOpt:
     """ModelOpt's INT8_DEFAULT_CFG, deployed in ONNX Runtime as QDQ."""
 
@@ -299,11 +319,7 @@ class ModelOpt:
         return self._calibrated(model, [example]).train()
 
     def calibration_seconds(self, model: nn.Module, batch: Tensor) -> Iterator[float]:
-        from benchmarks.peer import _modelopt
-
-        calibrating = _modelopt(model, batch, "max")
-        assert calibrating is not None
-        return _repeated(calibrating, batch)
+        return _repeated(modelopt_calibrating(model, "max"), batch)
 
     def quantized(self, model: nn.Module, batches: Sequence[Tensor]) -> tuple[Forward, Forward]:
         simulated = self._calibrated(model, batches).eval()
@@ -314,6 +330,57 @@ class ModelOpt:
             return simulated, in_onnx_runtime(file)
 
 
+class Aimet:
+    """AIMET's simulation with the settings of its quick start, deployed in ONNX Runtime as QDQ."""
+
+    requirements = ("aimet-torch==2.42.0", "torchvision==0.28.0", "onnxscript>=0.7")
+    deployed_in = "ONNX Runtime"
+
+    def _simulation(self, model: nn.Module, example: Tensor) -> Any:
+        _stand_in_for_torchvision()
+        from aimet_torch.batch_norm_fold import fold_all_batch_norms
+        from aimet_torch.model_preparer import prepare_model
+        from aimet_torch.quantsim import QuantizationSimModel
+
+        prepared = prepare_model(model.eval())
+        fold_all_batch_norms(prepared, tuple(example.shape), dummy_input=example)
+        return QuantizationSimModel(prepared, example, default_output_bw=8, default_param_bw=8)
+
+    def _calibrated(self, model: nn.Module, batches: Sequence[Tensor]) -> Any:
+        simulation = self._simulation(model, batches[0])
+        simulation.compute_encodings(lambda quantized: [quantized(batch) for batch in batches])
+        return simulation
+
+    def training(self, model: nn.Module, example: Tensor) -> nn.Module:
+        return self._calibrated(model, [example]).model.train()
+
+    def calibration_seconds(self, model: nn.Module, batch: Tensor) -> Iterator[float]:
+        """What five batches more add, as statistics become ranges when all have been seen."""
+        simulation = self._simulation(model, batch)
+
+        def seconds(count: int) -> float:
+            return _timed(lambda: simulation.compute_encodings(lambda net: [net(batch) for _ in range(count)]))
+
+        while True:
+            yield (seconds(6) - seconds(1)) / 5
+
+    def quantized(self, model: nn.Module, batches: Sequence[Tensor]) -> tuple[Forward, Forward]:
+        simulation = self._calibrated(model, batches)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "model.onnx"
+            simulation.onnx.export((batches[0],), str(file), dynamo=False, opset_version=17)
+            return simulation.model, in_onnx_runtime(file)
+
+
+def _stand_in_for_torchvision() -> None:
+    """torchvision's wheels on PyPI need CUDA for their compiled operators; AIMET imports it, and calls none of them."""
+    if importlib.util.find_spec("torchvision") and not torch.cuda.is_available():
+        for name in ("nms", "qnms"):
+            with suppress(RuntimeError):  # defined before
+                schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                torch.library.define(f"torchvision::{name}", schema)
+
+
 TOOLKITS: dict[str, type[Toolkit]] = {
     "ours, ONNX": Ours,
     "ours, torch": OursInTorch,
@@ -322,4 +389,5 @@ TOOLKITS: dict[str, type[Toolkit]] = {
     "NNCF": Nncf,
     "Brevitas": Brevitas,
     "ModelOpt": ModelOpt,
+    "AIMET": Aimet,
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from horizon_plugin_pytorch.calibration.batches import run_batch
+from horizon_plugin_pytorch.calibration.resumed import ResumableGraph, Snapshot
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantState
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
@@ -46,8 +48,9 @@ class Judge:
     """Runs the model and compares its outputs with those of the float model.
 
     While candidates for an operator are tried on a batch, the operators that run before it give the same every time:
-    they run once, and their results are handed out again. Where many operators follow, the run ends after a few, and
-    what these give is compared: so a try costs the same in a network of any depth.
+    they run once. A run of a traced model begins behind them; one that keeps its own forward runs through them, and is
+    handed out their results again. Where many operators follow, the run ends after a few, and what these give is
+    compared: so a try costs the same in a network of any depth, but for handing out.
 
     Args:
         batches: what to run it on.
@@ -72,6 +75,8 @@ class Judge:
         self._window: dict[int, list[Tensor]] = {}  # what operators gave since the one that is tried
         self._floats: _FloatWindows | None = None
         self._stubs: set[str] = set()
+        self._graph = ResumableGraph.of(model)
+        self._starts: dict[int, _Start] = {}  # by batch, where runs of a traced model begin
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -95,6 +100,7 @@ class Judge:
                 yield
             finally:
                 self._results.clear()
+                self._starts.clear()
 
     def _keep_output(self, call: OperatorCall) -> None:
         self._given.append(_copied(call.output))
@@ -109,10 +115,10 @@ class Judge:
                     x._belong(current_forward())  # an earlier forward made it, on the same batch
         else:
             out = run()
-            if position < self._kept:
+            if position < self._kept and self._graph is None:
                 before = results[-1][1] if results else 0
                 results.append((_copied(out), before + sum(x.numel() * 4 for x in tensors_of(out))))
-            elif self._end is not None and self._counts(call.path, position):
+            elif position >= self._kept and self._end is not None and self._counts(call.path, position):
                 self._window[position] = _real_numbers(out)
         self.ended += 1
         if self.ended == self._end:
@@ -125,11 +131,33 @@ class Judge:
         return path in self._stubs or position == self._kept or position >= self._end - _LAST
 
     def _outputs(self, index: int) -> list[Tensor]:
-        self.batch, self.ended, self._given, self._window = index, 0, [], {}
+        start = self._starts.get(index, _Start())
+        self.batch, self.ended, self._given, self._window = index, start.ended, list(start.given), {}
+        begun: AbstractContextManager = nullcontext()
+        if self._graph is not None and start.snapshot is not None:
+            begun = self._graph.run_from(start.snapshot)
         out = None
-        with suppress(_FarEnough):
+        with suppress(_FarEnough), begun:
             out = run_batch(self._model, own_tensors(self.batches[index]))
         return _real_numbers(self._given or out)
+
+    def _move_start(self, graph: ResumableGraph, index: int) -> None:
+        """Let the runs of a batch begin behind the operators that stay as they are."""
+        start = self._starts.pop(index, _Start())
+        if start.ended > self._kept:
+            start = _Start()
+        self.batch, self.ended, self._given = index, start.ended, list(start.given)
+
+        def stand(take: Callable[[], Snapshot]) -> None:
+            nonlocal start
+            if start.ended < self.ended <= self._kept:
+                start = _Start(self.ended, list(self._given), take())
+            if self.ended >= self._kept:
+                raise _FarEnough
+
+        with suppress(_FarEnough), graph.run_from(start.snapshot, stand):
+            run_batch(self._model, own_tensors(self.batches[index]))
+        self._starts[index] = start
 
     def run_float(self, observers: Sequence[BatchObserver]) -> None:
         """Keep the outputs of the model as it is, while something observes: calibration computes in float."""
@@ -193,8 +221,11 @@ class Judge:
         self._kept, self._end = 0, None
         if positions is None:
             self._results.clear()
+            self._starts.clear()
             return
         self._kept = positions.get(index, 0)
+        if self._graph is not None:
+            self._move_start(self._graph, index)
         del self._results.setdefault(index, [])[self._kept :]
         if self._kept + _HORIZON < self._lengths[index]:
             self._end = self._kept + _HORIZON
@@ -212,6 +243,21 @@ class Judge:
         far = sorted(p for p in here if p != self._kept and len(wanted[p]) == len(self._window[p]))
         errors.add([x for p in far for x in self._window[p]], [x for p in far for x in wanted[p]])
         own.add(self._window.get(self._kept, []), wanted.get(self._kept, []))
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where the runs of a batch begin.
+
+    Args:
+        ended: operators before it.
+        given: what DeQuantStubs among them gave.
+        snapshot: of the graph; None is its beginning.
+    """
+
+    ended: int = 0
+    given: list[Any] = field(default_factory=list)
+    snapshot: Snapshot | None = None
 
 
 class _FarEnough(BaseException):

@@ -256,24 +256,48 @@ def test_operators_before_the_one_that_is_tried_do_not_run_again_and_nothing_cha
 def test_a_try_costs_the_same_in_a_network_of_any_depth(monkeypatch) -> None:
     monkeypatch.setattr(judge, "_HORIZON", 4)
     forward, runs = QATGemm.forward, 0
+    replayed, met = Judge._replayed, 0
 
     def counted(self, *args):
         nonlocal runs
         runs += 1
         return forward(self, *args)
 
+    def told(self, call, run):
+        nonlocal met
+        met += 1
+        return replayed(self, call, run)
+
     monkeypatch.setattr(QATGemm, "forward", counted)
-    found = []
+    monkeypatch.setattr(Judge, "_replayed", told)
+    found, calls = [], []
     for depth in (6, 12, 18):
         torch.manual_seed(0)
         layers = [layer for _ in range(depth) for layer in (nn.Linear(8, 8), nn.ReLU())]
         model = prepare_qat_fx(QuantWrapper(nn.Sequential(*layers, nn.Linear(8, 4))), {"": get_default_qconfig()})
-        runs, data = 0, [torch.randn(16, 8) for _ in range(2)]
+        runs, met, data = 0, 0, [torch.randn(16, 8) for _ in range(2)]
         result = auto_calibrate(model, data, observer_list=("min_max", "percentile"), percentile_list=(90.0,))
         found.append(runs)
+        calls.append(met)
         assert len(result.choices) > depth / 3
         assert result.errors[result.kept] == min(result.errors.values()) < 0.3
     assert found[2] - found[1] < 1.15 * (found[1] - found[0])
+    assert calls[2] - calls[1] < 1.15 * (calls[1] - calls[0])  # earlier operators are not even met
+
+
+@pytest.mark.filterwarnings("ignore:.*one scale must fit the results of several calls")
+@pytest.mark.parametrize("name", ["Net", "layers that run twice"])
+def test_runs_that_begin_in_the_middle_find_what_whole_ones_do(name, monkeypatch) -> None:
+    def choices() -> list:
+        torch.manual_seed(0)
+        shared = nn.Conv2d(3, 3, 1)
+        net = Net() if name == "Net" else QuantWrapper(nn.Sequential(shared, nn.ReLU(), nn.Conv2d(3, 3, 1), shared))
+        model = prepare_qat_fx(net.eval(), {"": get_default_qconfig()})
+        return auto_calibrate(model, batches(2), observer_list=("min_max", "mse")).choices
+
+    found = choices()
+    monkeypatch.setattr(judge.ResumableGraph, "of", lambda model: None)
+    assert choices() == found
 
 
 def test_a_loader_with_labels_and_the_other_name() -> None:
