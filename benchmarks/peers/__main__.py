@@ -22,18 +22,14 @@ from tabulate import tabulate
 from benchmarks.accuracy.journey import Journey, Task
 from benchmarks.accuracy.page import publish
 from benchmarks.peers.toolkits import TOOLKITS
-from benchmarks.peers.worker import SPEED_NETS
+from benchmarks.peers.worker import ABOUT, SPEED_NETS
 from demo.common import OUT
 from horizon_plugin_pytorch.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 ACCURACY_NETS = ("ResNet", "MobileNetV2", "ViT")
 SECONDS = 7200  # for one toolkit, on a machine that has other work
-# What a toolkit needs beyond its requirements, that no environment here can give it.
-NOT_MEASURED = {
-    "AIMET": "imports torchvision, which has no CPU build of torch 2.13 in the package index used here",
-    "MCT": "imports torchvision, as AIMET does",
-}
+NOT_MEASURED = {"MCT": "has no adapter here"}
 
 
 def _home(name: str) -> Path:
@@ -90,6 +86,8 @@ def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     speed, right, refused = [], [], []
     for name, nets in found.items():
         for net, values in nets.items():
+            if net == ABOUT:
+                continue
             refused += [[name, f"{net}, {key}", f"`{text}`"] for key, text in values.items() if "refused" in key]
             if net in SPEED_NETS:
                 columns = ("training", "calibration", "simulated", "deployed", "differing")
@@ -104,7 +102,10 @@ def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     percent = ["network", "toolkit", "float %", "simulated %", "deployed %", "integers that differ %"]
     missing = {name: "not measured in this run" for name in TOOLKITS if name not in found} | NOT_MEASURED
     parts = [
-        f"Measured on {datetime.date.today()} with {', '.join(versions)}.",
+        f"Written on {datetime.date.today()} with {', '.join(versions)}.",
+        tabulate(
+            _surroundings(found), ["toolkits", "date", "processor", "cores", "jobs that ran or waited, 1 min"], "github"
+        ),
         tabulate(sorted(speed), [*ratio, "integers that differ %"], tablefmt="github", disable_numparse=True),
         tabulate(sorted(right), percent, tablefmt="github", disable_numparse=True),
         tabulate(
@@ -114,6 +115,18 @@ def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
         ),
     ]
     return "\n\n".join(parts)
+
+
+def _surroundings(found: dict[str, dict[str, dict[str, Any]]]) -> list[list[Any]]:
+    """On what each toolkit was measured."""
+    rows = []
+    for name, nets in found.items():
+        about = nets.get(ABOUT, {})
+        loads = [str(about[key]) for key in ("load", "load at the end") if key in about]
+        rows.append(
+            [name, *(about.get(key, "not noted") for key in ("date", "processor", "cores")), " to ".join(loads)]
+        )
+    return rows
 
 
 def main() -> None:

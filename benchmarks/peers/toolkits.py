@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.fx
 from torch import Tensor, nn
 
 Forward = Callable[[Tensor], Any]
@@ -157,20 +156,6 @@ class TorchAo:
         return simulated, convert_fx(copy.deepcopy(simulated))
 
 
-def _unshared(model: nn.Module) -> nn.Module:
-    """The model with a module of its own for each call; PT2E refuses residual blocks all the same."""
-    traced = torch.fx.symbolic_trace(model)
-    seen: set[str] = set()
-    for node in list(traced.graph.nodes):
-        if node.op == "call_module" and node.target in seen:
-            name = f"{node.target}_of_{node.name}".replace(".", "_")
-            traced.add_submodule(name, copy.deepcopy(traced.get_submodule(node.target)))
-            node.target = name
-        seen.add(str(node.target))
-    traced.recompile()
-    return traced
-
-
 class TorchAoPt2e:
     """torchao's PT2E with the quantizer for x86 CPUs, deployed by torch.compile."""
 
@@ -182,19 +167,21 @@ class TorchAoPt2e:
 
         return x86.X86InductorQuantizer().set_global(x86.get_default_x86_inductor_quantization_config(is_qat=training))
 
+    def _exported(self, model: nn.Module, example: Tensor) -> nn.Module:
+        """The quantizer finds a convolution with its sum and ReLU by what only a strict export writes down."""
+        return torch.export.export(model, (example,), strict=True).module()
+
     def training(self, model: nn.Module, example: Tensor) -> nn.Module:
         from torchao.quantization.pt2e import move_exported_model_to_train
         from torchao.quantization.pt2e.quantize_pt2e import prepare_qat_pt2e
 
-        exported = torch.export.export(_unshared(model.train()), (example,)).module()
-        prepared = prepare_qat_pt2e(exported, self._quantizer(True))
+        prepared = prepare_qat_pt2e(self._exported(model.train(), example), self._quantizer(True))
         return move_exported_model_to_train(prepared)
 
     def _calibrating(self, model: nn.Module, example: Tensor) -> nn.Module:
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
-        exported = torch.export.export(_unshared(model), (example,)).module()
-        return prepare_pt2e(exported, self._quantizer(False))
+        return prepare_pt2e(self._exported(model, example), self._quantizer(False))
 
     def calibration_seconds(self, model: nn.Module, batch: Tensor) -> Iterator[float]:
         return _repeated(self._calibrating(model, batch), batch)

@@ -6,7 +6,11 @@ trained ones.
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
+import re
 import sys
 import time
 import warnings
@@ -23,6 +27,7 @@ from benchmarks.accuracy.nets import NETS
 from benchmarks.peers.toolkits import TOOLKITS, Forward, Toolkit
 from benchmarks.run import build, interleaved, training_step
 
+ABOUT = "about"  # beside the networks, what they ran on
 SPEED_NETS = ("ResNet18", "MobileNetV2")
 ROUNDS, BATCH, PIXELS = 7, 8, 128
 CALIBRATION_BATCHES, TEST_BATCH = 10, 100
@@ -109,16 +114,32 @@ def _logits(form: Forward, images: Tensor) -> Tensor:
     return torch.cat([form(batch) for batch in images.split(TEST_BATCH)])
 
 
+def surroundings() -> dict[str, Any]:
+    """When and on what it runs, and how many other jobs wait for the processor."""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text() if file.exists() else ""
+    name, flags = re.search(r"model name\s*:\s*(.+)", text), set(text.split())
+    widest = next((name for name in ("avx512_vnni", "avx_vnni", "avx512f", "avx2") if name in flags), "no AVX2")
+    return {
+        "date": str(datetime.date.today()),
+        "processor": f"{name[1].strip() if name else platform.processor()}, {widest}",
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
 def results(name: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Everything about one toolkit, part by part."""
     toolkit = TOOLKITS[name]()
     images = torch.randn(BATCH, 3, PIXELS, PIXELS)
+    yield ABOUT, surroundings()
     for net in SPEED_NETS:
         for job in (training, calibration, forward):
             yield net, _said(job, toolkit, net, images)
     for file in sorted(folder.glob("fashion-*-0.pt")):
         net = file.stem.split("-")[1]
         yield f"{net} on Fashion-MNIST", _said(accuracy, toolkit, net, file)
+    yield ABOUT, {"load at the end": surroundings()["load"]}
 
 
 def main() -> None:
