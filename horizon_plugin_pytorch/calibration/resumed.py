@@ -64,8 +64,9 @@ class ResumableGraph:
     @classmethod
     def of(cls, model: nn.Module) -> ResumableGraph | None:
         """That of a model, if it runs as its graph says."""
-        is_plain = isinstance(model, fx.GraphModule) and "forward" not in model.__dict__
-        return cls(model) if is_plain and type(model.graph._codegen) is CodeGen else None  # type: ignore[arg-type]
+        if not isinstance(model, fx.GraphModule) or "forward" in model.__dict__:
+            return None
+        return cls(model) if type(model.graph._codegen) is CodeGen else None
 
     @contextmanager
     def run_from(self, start: Snapshot | None, before: Before | None = None) -> Iterator[None]:
@@ -129,10 +130,12 @@ def _copied(values: dict[fx.Node, Any]) -> dict[fx.Node, Any]:
     made: dict[int, Tensor] = {}
 
     def one(x: Tensor) -> Tensor:
-        if id(x) not in made:
-            made[id(x)] = x.alias() if isinstance(x, QTensor) else copy.deepcopy(x.detach(), memo)
-            if isinstance(x, QTensor):
-                made[id(x)]._belong(current_forward())  # an earlier forward made it, on the same batch
-        return made[id(x)]
+        if id(x) in made:
+            return made[id(x)]
+        if isinstance(x, QTensor):
+            alias = made[id(x)] = x.alias()
+            alias._belong(current_forward())  # an earlier forward made it, on the same batch
+            return alias
+        return made.setdefault(id(x), copy.deepcopy(x.detach(), memo))
 
     return {node: x if node.op == "get_attr" else map_tensors(one, x) for node, x in values.items()}
