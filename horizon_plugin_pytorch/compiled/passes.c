@@ -206,17 +206,15 @@ double horizon_learned(const float *restrict g, const float *restrict x, const f
     return total;
 }
 
-/* Squared errors of values that are spread evenly within bins, for each scale. Bin i holds below[places[i]] less those
-   before it, between edges[i] and edges[i + 1]; `falls` is room for size + 1 numbers. */
-void horizon_errors(const int64_t *restrict below, const int64_t *restrict places, const double *restrict edges,
-                    int64_t size, const double *restrict scales, int64_t count, const double *restrict limits,
-                    int64_t ways, double *restrict falls, double *restrict found)
+/* Squared errors of values that are spread evenly within bins, for each scale. Bin i holds held[i] values, between
+   edges[i] and edges[i + 1]; `falls` is room for size + 1 numbers. */
+void horizon_errors(const double *restrict held, const double *restrict edges, int64_t size,
+                    const double *restrict scales, int64_t count, const double *restrict limits, int64_t ways,
+                    double *restrict falls, double *restrict found)
 {
     double before = 0;
-    int64_t counted = 0;
     for (int64_t i = 0; i < size; i++) {
-        double density = (double)(below[places[i]] - counted) / (edges[i + 1] - edges[i]);
-        counted = below[places[i]];
+        double density = held[i] / (edges[i + 1] - edges[i]);
         falls[i] = before - density;
         before = density;
     }
@@ -251,7 +249,7 @@ void horizon_errors(const int64_t *restrict below, const int64_t *restrict place
    scale counts, by `weight`. Points and ends are a magnitude, how many have it, and the steps at which it is clipped. */
 double horizon_between(const double *restrict scales, const double *restrict errors, int64_t count,
                        const double *restrict places, int64_t size, const double *restrict ends, int64_t grids,
-                       const double *restrict points, int64_t known, double weight)
+                       const double *restrict points, int64_t known, double weight, double *restrict reached)
 {
     double first = scales[0], last = scales[count - 1], step = (last - first) / (double)(count - 1);
     double smallest = first < last ? first : last, largest = first < last ? last : first, least = INFINITY;
@@ -270,8 +268,7 @@ double horizon_between(const double *restrict scales, const double *restrict err
             int64_t begin = (int64_t)place;
             begin = begin < 0 ? 0 : begin > count - 2 ? count - 2 : begin;
             part = place - (double)begin;
-            double left = errors[begin], right = errors[begin + 1];
-            error = part < 0.5 ? left + part * (right - left) : right - (right - left) * (1 - part);
+            error = errors[begin] + part * (errors[begin + 1] - errors[begin]);
             double inverse = 1 / scale, sum = 0;
             for (int64_t k = 0; k < known; k++) {
                 const double *point = points + 3 * k;
@@ -287,6 +284,7 @@ double horizon_between(const double *restrict scales, const double *restrict err
             }
         }
     }
+    *reached = least;
     return best;
 }
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,9 +33,9 @@ _ARGUMENTS = {
     ],
     "horizon_round": [_POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _FLOAT],
     "horizon_learned": [_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _INT],
-    "horizon_errors": [_POINTER, _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER],
+    "horizon_errors": [_POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER],
     "horizon_between": [
-        _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, ctypes.c_double,
+        _POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, ctypes.c_double, _POINTER,
     ],
     "horizon_reach": [_POINTER, _LONG, _LONG],
     "horizon_halves": [_POINTER, _LONG, _INT, _POINTER, _POINTER],
@@ -142,29 +143,32 @@ class Passes:
         total = self._learned(grad.data_ptr(), x.data_ptr(), y.data_ptr(), place, x.numel(), lower, upper, int(is_clip))
         return to_x, total
 
-    def errors(self, below: Tensor, places: Tensor, edges: Tensor, scales: Tensor, limits: list[float]) -> Tensor:
-        """Squared errors of values that are spread evenly within bins: see `Sketch.errors`."""
-        size = places.numel()
-        found, falls = torch.empty_like(scales), torch.empty(size + 1, dtype=torch.float64)
+    def errors(self, sums: np.ndarray, edges: np.ndarray, scales: np.ndarray, limits: list[float]) -> np.ndarray:
+        """Squared errors of values that are spread evenly within bins: see `search.squared_errors`."""
+        size = len(sums)
+        found, falls = np.empty_like(scales), np.empty(size + 1)
         ways = (ctypes.c_double * len(limits))(*limits)
         self._errors(
-            below.data_ptr(), places.data_ptr(), edges.data_ptr(), size, scales.data_ptr(), scales.numel(), ways,
-            len(limits), falls.data_ptr(), found.data_ptr(),
+            _address(sums), _address(edges), size, _address(scales), len(scales), ways, len(limits), _address(falls),
+            _address(found),
         )  # fmt: skip
         return found
 
     def between(
-        self, scales: Tensor, errors: Tensor, places: Tensor, ends: Tensor, points: Tensor, weight: float
-    ) -> float:
-        """The best of the scales that lie between given ones: see `Sketch.best_scale`."""
-        return self._between(
-            scales.data_ptr(), errors.data_ptr(), len(scales), places.data_ptr(), len(places), ends.data_ptr(),
-            len(ends), points.data_ptr(), len(points), weight,
+        self, scales: np.ndarray, errors: np.ndarray, places: np.ndarray, ends: np.ndarray, points: np.ndarray,
+        weight: float,
+    ) -> tuple[float, float]:  # fmt: skip
+        """The best of the scales that lie between given ones, and its error: see `search.best_scale`."""
+        least = ctypes.c_double()
+        best = self._between(
+            _address(scales), _address(errors), len(scales), _address(places), len(places), _address(ends), len(ends),
+            _address(points), len(points), weight, ctypes.byref(least),
         )  # fmt: skip
+        return best, least.value
 
-    def reach(self, counts: Tensor, wanted: int) -> int:
-        """``torch.searchsorted(counts.cumsum(0), wanted)`` of int32 counts."""
-        return self._reach(counts.data_ptr(), counts.numel(), wanted)
+    def reach(self, counts: np.ndarray, wanted: int) -> int:
+        """``np.searchsorted(counts.cumsum(), wanted)`` of int32 counts."""
+        return self._reach(_address(counts), len(counts), wanted)
 
     def halves(self, x: Tensor, turned: int) -> tuple[Tensor, Tensor]:
         """``(x ^ turned).to(torch.uint8)`` and ``((x ^ turned) >> 8).to(torch.uint8)`` of int16 numbers."""
@@ -210,6 +214,11 @@ class Passes:
         self._settles[sums.dtype, out.dtype](
             sums.data_ptr(), *given, factor.data_ptr(), rows, columns, *limits, out.data_ptr()
         )
+
+
+def _address(x: np.ndarray) -> int:
+    """Where the numbers lie; they follow each other."""
+    return x.__array_interface__["data"][0]
 
 
 def is_plain(x: Tensor) -> bool:
@@ -341,9 +350,8 @@ def _wrong_sums(passes: Passes, generator: torch.Generator) -> Iterator[str]:
         counts = torch.randint(0, 50, (size,), generator=generator, dtype=torch.int32)
         below = counts.cumsum(0)
         for wanted in (0, 1, int(below[-1]) // 2, int(below[-1]), int(below[-1]) + 1):
-            if passes.reach(counts, wanted) != int(torch.searchsorted(below, torch.tensor([wanted]))):
+            if passes.reach(counts.numpy(), wanted) != int(torch.searchsorted(below, torch.tensor([wanted]))):
                 yield f"reaching {wanted} of {size} counts"
-        places = torch.arange(size)
         edges = torch.linspace(0, 3, size + 1, dtype=torch.float64)
         scales = torch.linspace(0.01, 0.1, 5, dtype=torch.float64)
         for limits in ([127.0], [127.0, 128.0]):
@@ -355,7 +363,8 @@ def _wrong_sums(passes: Passes, generator: torch.Generator) -> Iterator[str]:
                 nearest = steps.round().clamp_(max=limit)
                 wanted_sums += (nearest / 12 + (steps - nearest) ** 3 / 3) @ falls
             wanted_sums *= scales**3 / len(limits)
-            if not torch.allclose(passes.errors(below, places, edges, scales, limits), wanted_sums, rtol=1e-9, atol=0):
+            found = passes.errors(counts.double().numpy(), edges.numpy(), scales.numpy(), limits)
+            if not torch.allclose(torch.from_numpy(found), wanted_sums, rtol=1e-9, atol=0):
                 yield f"errors of {size} bins"
 
 
@@ -373,12 +382,14 @@ def _wrong_choices(passes: Passes, generator: torch.Generator) -> Iterator[str]:
                 more = torch.cat([more, grid.clamp_(min(first, last), max(first, last))])
             place = (more - scales[0]) / step
             begin = place.long().clamp_(0, 19)
-            found = torch.lerp(errors[begin], errors[begin + 1], place - begin)
+            found = errors[begin] + (place - begin) * (errors[begin + 1] - errors[begin])
             for magnitude, count, limit in points.tolist():
                 steps = magnitude / more
                 found += (steps - steps.round().clamp_(max=limit)) ** 2 * count * more**2
-            wanted = float(more[(found + 1e-3 * more**2).argmin()])
-            if passes.between(scales, errors, places, ends.contiguous(), points, 1e-3) != wanted:
+            least, at = (found + 1e-3 * more**2).min(0)
+            values, known, on_grid = scales.numpy(), points.numpy(), ends.contiguous().numpy()
+            best, error = passes.between(values, errors.numpy(), places.numpy(), on_grid, known, 1e-3)
+            if best != float(more[at]) or not math.isclose(error, float(least), rel_tol=1e-12):
                 yield f"the best scale between {first} and {last}"
 
 

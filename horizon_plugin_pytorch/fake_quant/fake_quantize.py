@@ -437,7 +437,12 @@ class FakeQuantize(nn.Module):
         if observer.joins_calibration:
             observer.counts_together = not self.is_quantizing
         observer.observe(x, *limits)
-        if observer.has_statistics and not self._known["range"].holds((observer.min_val, observer.max_val, self.scale)):
+        if not observer.has_statistics:
+            return
+        sources = observer.min_val, observer.max_val, self.scale
+        if sources[0].numel() == 1 and not is_asynchronous(sources[0]):
+            self.refresh_scale()  # which takes less time than to compare
+        elif not self._known["range"].holds(sources):
             self.refresh_scale()
             self._known["range"].get((observer.min_val, observer.max_val, self.scale), lambda: True)
 
@@ -482,7 +487,7 @@ class FakeQuantize(nn.Module):
         else:
             out = x if is_clamped else clamped(x, limits, owned)
         result = real_qtensor(out, self.current_scale(), self.dtype, self.ch_axis, is_rounded=is_quantizing)
-        if limits != NO_LIMITS and not (self.is_observing and is_asynchronous(x)):  # only exact integers use the range
+        if limits != NO_LIMITS and not (is_asynchronous(x) and self.is_observing):  # only exact integers use the range
             result.set_range(*integer_limits(self.scale.detach(), self.quant_min, self.quant_max, limits))
         return result
 

@@ -232,43 +232,56 @@ class ObserverBase(nn.Module):
         """Take in a tensor as it is after clamping to ``[low, high]`` (the range of a fused activation)."""
         if self.may_be_mask:
             x = x.detach().clamp(-HIDDEN, HIDDEN)
-        is_constant = isinstance(x, nn.Parameter) and not torch.is_grad_enabled() and (low, high) == NO_LIMITS
-        with torch.no_grad():
-            if self._can_wait(x):
-                local: Any = self._range_later(_plain(x), low, high)
-                if self._holds:
-                    self._hold(local)
-                else:
-                    self._update(*self._measured(*local))
-                return
-            if is_constant:
-                is_known = self._unchanged.holds((x,))
-                if is_known and self._rests and self._resting.holds((self.min_val, self.max_val)):
-                    self._has_rested = True
-                    if not self._holds:
-                        self._count_batch()
-                    return
-                if not is_known:
-                    self._resting.clear()
-                usable = self._unchanged.get((x,), lambda: self._usable(_plain(x), low, high))
-            else:
-                self._unchanged.clear()
-                values = _plain(x)
-                usable = self._usable(values, low, high)
-                asked = self.ends_of
-                if asked is not None and asked[0] is x and usable is not None and usable.values is values:
-                    self.__dict__["ends_of"] = (x, (usable.smallest, usable.largest))
-            local = None if usable is None else self._look_at(usable)
-            if not self._holds:
-                found = self._take_in(local)
-            else:
-                found = self._measure(local) if is_constant and self._rests else None
-            ranges = self.min_val, self.max_val
-            if is_constant and found is not None and all(map(torch.equal, ranges, found)):
-                self._resting.get(ranges, lambda: True)
-                self._has_rested = True
-            elif self._holds:
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                self._observe(x, low, high)
+        elif (low, high) == NO_LIMITS and isinstance(x, nn.Parameter) and not self._can_wait(x):
+            self._observe_constant(x)
+        else:
+            self._observe(x, low, high)
+
+    def _observe(self, x: Tensor, low: float, high: float) -> None:
+        if self._can_wait(x):
+            local: Any = self._range_later(_plain(x), low, high)
+            if self._holds:
                 self._hold(local)
+            else:
+                self._update(*self._measured(*local))
+            return
+        self._unchanged.clear()
+        values = _plain(x)
+        usable = self._usable(values, low, high)
+        asked = self.ends_of
+        if asked is not None and asked[0] is x and usable is not None and usable.values is values:
+            self.__dict__["ends_of"] = (x, (usable.smallest, usable.largest))
+        local = None if usable is None else self._look_at(usable)
+        if self._holds:
+            self._hold(local)
+        else:
+            self._take_in(local)
+
+    def _observe_constant(self, x: Tensor) -> None:
+        """Take in weights, which are the same in every batch of a calibration."""
+        is_known = self._unchanged.holds((x,))
+        if is_known and self._rests and self._resting.holds((self.min_val, self.max_val)):
+            self.__dict__["_has_rested"] = True
+            if not self._holds:
+                self._count_batch()
+            return
+        if not is_known:
+            self._resting.clear()
+        usable = self._unchanged.get((x,), lambda: self._usable(_plain(x), *NO_LIMITS))
+        local = None if usable is None else self._look_at(usable)
+        if not self._holds:
+            found = self._take_in(local)
+        else:
+            found = self._measure(local) if self._rests else None
+        ranges = self.min_val, self.max_val
+        if found is not None and all(map(torch.equal, ranges, found)):
+            self._resting.get(ranges, lambda: True)
+            self.__dict__["_has_rested"] = True
+        elif self._holds:
+            self._hold(local)
 
     def hold(self, holds: bool = True) -> None:
         """Keep what is seen until `release`: one batch, whatever calls it came in.
@@ -384,7 +397,8 @@ class ObserverBase(nn.Module):
         else:
             smallest, largest = torch.tensor(ends).split(1)
             lowest, highest = ends
-        most = _LARGEST_FLOAT32 if self.min_val.dtype is torch.float32 else torch.finfo(self.min_val.dtype).max
+        kind = self.min_val.dtype
+        most = _LARGEST_FLOAT32 if kind is torch.float32 else torch.finfo(kind).max
         if not -most <= lowest <= highest <= most and not bool(
             (finite := x.isfinite() & (x.abs() <= most)).all()  # float16 takes `most` for infinite
         ):
@@ -411,8 +425,8 @@ class ObserverBase(nn.Module):
             )
         if not self._needs_values:
             self._meet_end(max(-lowest, highest))
-        if smallest.dtype is not self.min_val.dtype:
-            smallest, largest = smallest.to(self.min_val.dtype), largest.to(self.max_val.dtype)
+        if smallest.dtype is not kind:
+            smallest, largest = smallest.to(kind), largest.to(kind)
         return Usable(x, smallest, largest, limits)
 
     def _known_ends(self, x: Tensor) -> tuple[float, float] | None:
@@ -426,8 +440,8 @@ class ObserverBase(nn.Module):
 
     def _meet_end(self, end: float) -> None:
         """The range of a tensor ends here; `calibrate` counts for itself."""
-        if self.batches is None:
-            self.extreme = max(self.extreme, end)
+        if self.batches is None and end > self.extreme:
+            self.__dict__["extreme"] = end
 
     def _extremes(self, smallest: Tensor, largest: Tensor) -> tuple[float, float]:
         """The two numbers; NaN stays NaN."""
@@ -453,7 +467,7 @@ class ObserverBase(nn.Module):
         """Smallest and largest value, of shape [1] or [channels]."""
         if not self.is_per_channel:
             smallest, largest = torch.aminmax(x)
-            return smallest.reshape(1), largest.reshape(1)
+            return smallest.view(1), largest.view(1)
         if self.ch_axis >= x.dim():
             raise QuantizationConfigError(
                 f"`{self._name}`: ch_axis={self.ch_axis} does not exist in a tensor of shape {tuple(x.shape)}."
@@ -608,4 +622,4 @@ def _plain(x: Tensor) -> Tensor:
 
 def is_asynchronous(x: Tensor) -> bool:
     """Is the tensor on a device that computes while Python goes on, so that to look at a value is to wait for it?"""
-    return x.device.type != "cpu"
+    return not x.is_cpu

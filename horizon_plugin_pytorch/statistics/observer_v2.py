@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, require_whole, warn
+from horizon_plugin_pytorch.statistics import search
 from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, Usable
 from horizon_plugin_pytorch.statistics.observer_names import make_like, named, range_methods
 from horizon_plugin_pytorch.statistics.processes import all_reduce
@@ -375,8 +377,10 @@ class MixObserver(SketchObserver):
     """The percentile, of a few, with the least squared error of quantizing in each batch, as a moving average."""
 
     def choose(self, sketch: Sketch) -> float:
-        ends = torch.tensor(sketch.percentiles(MIX_PERCENTILES), dtype=torch.float64).to(sketch.counts.device)
-        return float(ends[sketch.errors(ends / self.half_range, self.quant_min, self.quant_max).argmin()])
+        counted = sketch.counted()
+        ends = search.percentiles(counted, MIX_PERCENTILES)
+        scales = np.array(ends) / self.half_range
+        return ends[int(search.squared_errors(counted, scales, self.quant_min, self.quant_max).argmin())]
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
         ends = percentiles_by_channel(rows, MIX_PERCENTILES)

@@ -15,7 +15,7 @@ from horizon_plugin_pytorch.compiled.choice import passes
 from horizon_plugin_pytorch.compiled.passes import is_plain, is_serial
 
 _ENOUGH, _RUN = 1 << 16, 16  # values that are counted of a larger tensor, at least; neighbours that are taken together
-MANY = 1 << 18  # so many for who compares the whole of a distribution, and not just its end
+MANY = 1 << 17  # so many for who compares the whole of a distribution, and not just its end
 _ROW = 256  # neighbours of which the ends are found
 _LARGEST_ROWS = 128  # so many rows have the largest values; of twice as many, the largest value is common
 
@@ -83,7 +83,9 @@ def largest_rows(x: Tensor, rows: Rows, limits: tuple[float, float]) -> tuple[Te
     Args:
         limits: magnitudes are those after clamping to this range.
     """
-    magnitudes = torch.maximum(rows.highs.clamp(*limits), rows.lows.clamp(*limits).neg_())
+    magnitudes = rows.highs.clamp(*limits)
+    if limits[0] < 0:
+        torch.maximum(magnitudes, rows.lows.clamp(*limits).neg_(), out=magnitudes)
     least = magnitudes.topk(min(_LARGEST_ROWS, len(magnitudes))).values[-1]
     (places,) = (magnitudes >= least).nonzero(as_tuple=True)
     if len(places) > 2 * _LARGEST_ROWS:

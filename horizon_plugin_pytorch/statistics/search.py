@@ -1,0 +1,382 @@
+"""Ranges from a histogram of magnitudes: percentiles, the least squared error, the least divergence.
+
+Everything here is small, so it is computed by numpy on the host, whose operators take a fraction of a microsecond to
+begin: of a search by torch's operators most is beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from horizon_plugin_pytorch.compiled.choice import passes
+from horizon_plugin_pytorch.statistics.bins import BINS, BITS, OCTAVES, PER_OCTAVE, SHIFT, bits, edge, edges
+
+# Bins in a power of two that a search looks at first, then at the end of a range, and of what is clipped.
+_COARSE, _SMOOTH, _CLIPPED = 16, 512, 64
+_FEW = 128  # different values that are looked at one by one
+_NARROW = 1 << 31  # sums of fewer values fit 32 bits
+
+
+class Counted(NamedTuple):
+    """What was counted.
+
+    Args:
+        counts: of the bins, int32.
+        first: the upper bits of the lowest bin's edge.
+        ends: the smallest and the largest value, or 0.
+        peaks: how many values are exactly these.
+        total: the sum of the counts.
+    """
+
+    counts: np.ndarray
+    first: int
+    ends: tuple[float, float]
+    peaks: tuple[int, int]
+    total: int
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return max(-self.ends[0], self.ends[1])
+
+    def bin(self, value: float) -> int:
+        """The bin of a magnitude."""
+        return max((bits(value) >> SHIFT) - self.first, 0)
+
+    def octave(self, value: float) -> int:
+        """The power of two that a magnitude lies in, counted from the lowest."""
+        return min(self.bin(value) >> BITS, OCTAVES - 1)
+
+    @property
+    def has_few(self) -> bool:
+        """Are there so few different values that each can be looked at?"""
+        return int(np.count_nonzero(self.counts[1:])) <= _FEW
+
+    @property
+    def is_clamped(self) -> bool:
+        """Are the smallest or the largest value common, so that errors go up and down with every step of the grid?"""
+        return max(self.peaks) > max(1, 1e-4 * self.total)
+
+    def between_ends(self) -> np.ndarray:
+        """The counts without those of the smallest and the largest value."""
+        if not any(self.peaks):
+            return self.counts
+        counts = self.counts.copy()
+        for value, peak in zip(self.ends, self.peaks, strict=True):
+            if peak:
+                counts[self.bin(abs(value))] -= peak
+        return counts
+
+    def at_ends(self, low: int, high: int) -> np.ndarray:
+        """The smallest and the largest value as points, where any value is known to be exactly that.
+
+        A point is a row: a magnitude, how many have it, and the steps at which it is clipped.
+        """
+        (smallest, largest), (lows, highs) = self.ends, self.peaks
+        points = ((-smallest, lows, -low), (largest, highs, high))
+        return np.array([point for point in points if point[1]], dtype=np.float64).reshape(-1, 3)
+
+
+def percentiles(counted: Counted, shares: Sequence[float]) -> list[float]:
+    """The magnitudes below which shares of the values, in percent, lie: the middles of their bins."""
+    wanted = [math.ceil(counted.total * min(share, 100) / 100) for share in shares]
+    compiled = passes()
+    if compiled is not None:
+        found = [compiled.reach(counted.counts, count) for count in wanted]
+    else:
+        found = np.searchsorted(counted.counts.cumsum(dtype=np.int64), wanted).tolist()
+    largest = counted.largest
+    return [
+        largest if share >= 100 else min(_middle(counted.first, index), largest)
+        for share, index in zip(shares, found, strict=True)
+    ]
+
+
+def _middle(first: int, index: int) -> float:
+    return (edge(first + index) * (index > 0) + edge(first + index + 1)) / 2
+
+
+def squared_errors(counted: Counted, scales: np.ndarray, low: int, high: int) -> np.ndarray:
+    """The sum of squared differences between the values and their quantized ones, for each scale.
+
+    Values are taken as spread evenly within their bin, but for the smallest and the largest, which are known.
+    """
+    if not counted.largest:
+        return np.zeros_like(scales)
+    octaves = counted.octave(float(scales.min()) * high), counted.octave(float(scales.max()) * high)
+    most = PER_OCTAVE if counted.is_clamped or counted.has_few else _SMOOTH
+    with np.errstate(all="ignore"):  # at the ends of what float32 can hold, widths are 0
+        found = _spread(counted, counted.between_ends(), low, high, octaves, most).errors(scales)
+        return found + _errors_of(counted.at_ends(low, high), scales)
+
+
+def best_scale(counted: Counted, low: int, high: int, stride: int = 1) -> float:
+    """The scale with the least squared error.
+
+    First a hundred shares of the range that clips nothing (every `stride`-th of them) on a coarse histogram, then the
+    neighbourhood of the best on a fine one. Of a tensor that is clamped, or has few different values, errors go up and
+    down with every step of the grid: between these shares, many more are compared.
+    """
+    if not counted.largest:
+        return 0.0
+    with np.errstate(all="ignore"):
+        return _best_scale(counted, low, high, stride)
+
+
+def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
+    few = counted.has_few
+    is_jagged = few or counted.is_clamped
+    counts = counted.between_ends() if is_jagged else counted.counts
+    ends = counted.at_ends(low, high)
+    points = np.concatenate([_few(counted, counts, low, high), ends]) if few else ends
+
+    def best(scales: np.ndarray, spread: Spread | None) -> tuple[float, float]:
+        errors = np.zeros_like(scales) if spread is None else spread.errors(scales)
+        if is_jagged:
+            return _best_between(scales, errors, ends, points, 1e-6 * counted.total)
+        place = errors.argmin()
+        return float(scales[place]), float(errors[place])
+
+    whole = counted.largest / (max(high - 3, 1) if is_jagged else high)  # it may fit better without the last steps
+    shares = _shares(stride)
+    spread = None if few else _spread(counted, counts, low, high)
+    wide = shares[: len(shares) // 2 + 1] * whole
+    found, error = best(wide, spread)
+    # What ranges of up to a half clip, they lose at least: mostly more than the best of the others loses in all.
+    narrow = shares[len(shares) // 2 :] * whole
+    if len(narrow) > 1 and (spread is None or not error < spread.clipped(float(narrow[0]))):
+        other, less = best(narrow, spread)
+        found = other if less < error else found
+    reach = whole * stride / 100
+    lowest, highest = max(found - reach, reach / 8), min(found + reach, whole)
+    near = lowest + _steps(30 if is_jagged else 20) * (highest - lowest)
+    octave = counted.octave(found * high)
+    return best(near, None if few else _spread(counted, counts, low, high, (octave, octave), _SMOOTH))[0]
+
+
+def _few(counted: Counted, counts: np.ndarray, low: int, high: int) -> np.ndarray:
+    """The values of bins that are few, as points."""
+    filled = counts[1:].nonzero()[0] + 1
+    all_edges = edges(counted.first)
+    values = all_edges[filled]
+    if not all(edge(bits(abs(end)) >> SHIFT) == abs(end) for end in counted.ends):
+        # Not short fractions, which lie at the lower edge: in the middle.
+        values = (values + all_edges[filled + 1]) / 2
+    limits = np.where(values > counted.ends[1], float(-low), float(high))
+    return np.stack([values, counts[filled], limits], 1)
+
+
+class Spread(NamedTuple):
+    """Values that are spread evenly within bins.
+
+    Args:
+        sums: how many are in each.
+        edges: of the bins, one more.
+        limits: the steps at which they are clipped; of several ways, each for its part.
+    """
+
+    sums: np.ndarray
+    edges: np.ndarray
+    limits: list[float]
+
+    def errors(self, scales: np.ndarray) -> np.ndarray:
+        """The sum of squared differences between values and their quantized ones, for each scale."""
+        compiled = passes()
+        if compiled is not None:
+            return compiled.errors(self.sums, self.edges, scales, self.limits)
+        falls = self._falls()
+        # The integral of (t - round(t))**2 from 0 to t: 1/12 for each step, and the rest; beyond the range all is rest.
+        steps = np.multiply.outer(1 / scales, self.edges)
+        found = np.zeros_like(scales)
+        for limit in self.limits:
+            nearest = np.rint(steps)
+            np.minimum(nearest, limit, out=nearest)
+            found += np.einsum("ij,j->i", nearest, falls) * (1 / 12)  # not `@`, whose threads are not torch's
+            rest = np.subtract(steps, nearest, out=steps if limit == self.limits[-1] else None)
+            cubes = np.square(rest, out=nearest)
+            cubes *= rest
+            found += np.einsum("ij,j->i", cubes, falls) * (1 / 3)
+        return found * (scales * scales * scales) / len(self.limits)
+
+    def clipped(self, scale: float) -> float:
+        """The part of the error beyond the range: of smaller scales it is larger."""
+        beyond = np.maximum(np.subtract.outer(self.edges, np.multiply(self.limits, scale)), 0)
+        return float((self._falls() @ (beyond * beyond * beyond)).mean() / 3)
+
+    def _falls(self) -> np.ndarray:
+        """A sum over bins of density * (integral at the upper edge - integral at the lower edge), by edges."""
+        density = np.zeros(len(self.sums) + 2)
+        np.divide(self.sums, self.edges[1:] - self.edges[:-1], out=density[1:-1])
+        return density[:-1] - density[1:]
+
+
+def _spread(
+    counted: Counted,
+    counts: np.ndarray,
+    low: int,
+    high: int,
+    octaves: tuple[int, int] | None = None,
+    most: int = PER_OCTAVE,
+) -> Spread:
+    """The values in larger bins.
+
+    Args:
+        counts: of the bins.
+        octaves: the powers of two, counted from the lowest, in which the ranges end. Without, few bins are looked at.
+        most: bins in such a power of two.
+    """
+    begins, all_edges, lasts = _some_edges(counted.first, octaves, most)
+    size = bisect_left(lasts, counted.bin(counted.largest)) + 1  # up to the one that has the largest
+    sums = np.add.reduceat(counts, begins, dtype=None if counted.total < _NARROW else np.int64)[:size]
+    # Where there are both signs, half of what is clipped is so at `high`, and half at `low`.
+    limits: set[float] = {high if counted.ends[1] == counted.largest else -low}
+    if min(-counted.ends[0], counted.ends[1]) > counted.largest / 2:
+        limits = {(high - low) / 2} if octaves is None else {high, -low}
+    return Spread(sums.astype(np.float64), all_edges[: size + 1], sorted(limits))
+
+
+def _errors_of(points: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The squared errors of points."""
+    steps = np.multiply.outer(points[:, 0], 1 / scales)
+    steps -= np.minimum(np.rint(steps), points[:, 2:])
+    np.square(steps, out=steps)
+    return np.einsum("i,ij->j", points[:, 1], steps) * (scales * scales)
+
+
+def _best_between(
+    scales: np.ndarray, errors: np.ndarray, ends: np.ndarray, points: np.ndarray, weight: float
+) -> tuple[float, float]:
+    """The best of more scales, equally far apart and where an end is on the grid; and its error.
+
+    Errors of the given scales are interpolated, those of the points are added; of equals the least scale is taken.
+    """
+    last = len(scales) - 1
+    places = _places(last)
+    compiled = passes()
+    if compiled is not None:
+        return compiled.between(scales, errors, places, ends, points, weight)
+    first, step = float(scales[0]), float(scales[-1] - scales[0]) / last
+    even = first + places * step
+    magnitudes = ends[ends[:, 1] > 1, :1]
+    on_grid = magnitudes / np.maximum(np.rint(magnitudes / even), 1)
+    smallest, largest = sorted((first, float(scales[-1])))
+    more = np.concatenate([even, on_grid.clip(smallest, largest).ravel()])
+    place = (more - first) / step
+    begin = place.astype(np.int64).clip(0, last - 1)
+    left = errors[begin]
+    found = left + (place - begin) * (errors[begin + 1] - left) + _errors_of(points, more) + more * more * weight
+    best = found.argmin()
+    return float(more[best]), float(found[best])
+
+
+def least_divergence(counted: Counted, bins: int, levels: int) -> float:
+    """The end of the range whose quantized histogram diverges least (Kullback-Leibler) from the clipped one.
+
+    Zeros, and what is 2**15 times smaller than the largest, do not count: zero is on the grid of every scale, and the
+    half of a tensor that a ReLU makes zero would outweigh all else.
+
+    Args:
+        bins: number of bins of equal width.
+        levels: number of levels that the magnitudes are quantized to; every range of that many bins or more is looked
+            at, all at once. With a level for every bin the whole range diverges by nothing.
+    """
+    if levels >= bins:
+        return counted.largest
+    counts = linear(counted, bins)
+    counts[0] -= counted.counts[0]
+    ends, stops, windows, lasts = _windows(bins, levels)
+    below, filled, surprise = np.zeros((3, bins + 1))
+    terms = _times_log(counts)
+    for sums, values in ((below, counts), (filled, counts > 0), (surprise, terms)):
+        np.cumsum(values, out=sums[1:])
+    inside, total = below[ends], below[-1]
+    # A level's count is spread over those of its bins that hold anything. Ranges have most levels in common, so the
+    # logarithms are those of a few windows.
+    held = below[stops] - below[:-1]
+    spread = held / np.maximum(filled[stops] - filled[:-1], 1)
+    by_window = np.log(np.maximum(spread, 1e-9)) * held
+    own = by_window.ravel().take(windows).sum(1) - _times_log(inside)
+    # The last bin takes what is clipped. Where the quantized histogram has nothing, it counts as almost empty.
+    last, clipped = counts[ends - 1], total - inside
+    quantized = np.where(last > 0, spread.ravel()[lasts] / np.maximum(inside, 1), 1e-9)
+    wanted = surprise[ends - 1] + _times_log(last + clipped)
+    divergence = wanted - own - clipped * np.log(quantized)
+    return counted.largest * int(ends[divergence.argmin()]) / bins
+
+
+def _times_log(x: np.ndarray) -> np.ndarray:
+    """``x * log(x)`` of numbers that are 0, where this is 0, or at least 1."""
+    return x * np.log(np.maximum(x, 1))
+
+
+def linear(counted: Counted, bins: int) -> np.ndarray:
+    """Counts in bins of equal width from 0 to the largest magnitude, in float64."""
+    below = np.zeros(BINS + 1, dtype=np.int64)
+    np.cumsum(counted.counts, out=below[1:])
+    borders = np.arange(bins + 1) * (counted.largest / bins)
+    places = _middles(counted.first).searchsorted(borders)
+    places[0], places[-1] = 0, BINS
+    return np.diff(below[places]).astype(np.float64)
+
+
+@lru_cache(maxsize=64)
+def _middles(first: int) -> np.ndarray:
+    all_edges = edges(first)
+    return (all_edges[:-1] + all_edges[1:]) / 2
+
+
+@lru_cache(maxsize=8)
+def _windows(bins: int, levels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The ends of the ranges of `levels` bins and more; where windows of 1, 2, ... bins that begin at each bin stop;
+    for each range, in a row, the windows that are its levels; and the last of these.
+    """
+    ends = np.arange(levels, bins + 1)
+    borders = -(-np.arange(levels + 1) * ends[:, None] // levels)
+    starts, widths = borders[:, :-1], np.diff(borders, axis=1)
+    sizes = np.arange(1, int(widths.max()) + 1)[:, None]
+    stops = np.minimum(np.arange(bins) + sizes, bins)
+    windows = (widths - 1) * bins + starts
+    return ends, stops, windows, windows[:, -1]
+
+
+@lru_cache(maxsize=8)
+def _places(last: int) -> np.ndarray:
+    return np.linspace(0, last, 20 * last + 1)
+
+
+@lru_cache(maxsize=8)
+def _shares(stride: int) -> np.ndarray:
+    return np.arange(100, 0, -stride) / 100
+
+
+@lru_cache(maxsize=8)
+def _steps(count: int) -> np.ndarray:
+    return np.arange(count + 1) / count
+
+
+@lru_cache(maxsize=64)
+def _some_edges(first: int, octaves: tuple[int, int] | None, most: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """The first ones of the bins that are taken together, the edges, and the last ones as a list.
+
+    Args:
+        octaves: the first and the last in which there are `most` bins. Of the powers of two below there are fewer and
+            fewer, so that all are equally wide; above, where everything is clipped, some. Without, few.
+    """
+    lowest, highest = octaves or (0, 0)
+
+    def bins(octave: int) -> int:
+        if octaves is None:
+            return _COARSE
+        return _CLIPPED if octave > highest else max(most >> max(lowest - octave, 0), 1)
+
+    steps = [PER_OCTAVE // bins(octave) for octave in range(OCTAVES)]
+    begins = np.concatenate([np.arange(o << BITS, (o + 1) << BITS, step) for o, step in enumerate(steps)])
+    ends = np.append(begins[1:], BINS)
+    all_edges = edges(first)
+    return begins, np.append(all_edges[:1], all_edges[ends]), (ends - 1).tolist()

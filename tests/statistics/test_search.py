@@ -1,0 +1,66 @@
+"""Searching a histogram for ranges: what is skipped could not have been better."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from horizon_plugin_pytorch.statistics import search
+from horizon_plugin_pytorch.statistics.sketch import Sketch
+from tests.statistics.test_sketch import DISTRIBUTIONS, noise
+
+
+@pytest.mark.parametrize("name", [*DISTRIBUTIONS, "hardtanh", "clamped, one side more"])
+@pytest.mark.parametrize(("low", "high"), [(-128, 127), (-8, 7)])
+def test_what_a_range_clips_is_a_part_of_the_error_of_every_smaller_one(name: str, low: int, high: int) -> None:
+    torch.manual_seed(0)
+    counted = Sketch.of(noise(name)).counted()
+    spread = search._spread(counted, counted.counts, low, high)
+    scales = counted.largest / high * np.linspace(1, 0.02, 50)
+    errors = spread.errors(scales)
+    clipped = np.array([spread.clipped(scale) for scale in scales])
+    slack = 1e-9 * errors.max()
+    assert (np.diff(clipped) >= -slack).all()
+    assert (clipped <= np.minimum.accumulate(errors[::-1])[::-1] + slack).all()
+
+
+@pytest.mark.parametrize("name", ["normal", "relu6", "heavy", "outlier", "-3 to 3"])
+@pytest.mark.parametrize(("low", "high"), [(-128, 127), (-2, 1)])
+def test_half_of_the_ranges_are_skipped_only_where_none_of_them_is_better(name, low, high, monkeypatch) -> None:
+    torch.manual_seed(0)
+    counted = Sketch.of(noise(name)).counted()
+    found = search.best_scale(counted, low, high)
+    monkeypatch.setattr(search.Spread, "clipped", lambda self, scale: -1.0)  # then nothing is skipped
+    assert search.best_scale(counted, low, high) == found
+
+
+@pytest.mark.parametrize("stride", [1, 2, 7, 34, 50])
+def test_any_stride_finds_a_scale(stride: int) -> None:
+    torch.manual_seed(0)
+    for name in ("normal", "relu6", "outlier"):
+        x = noise(name)
+        assert 0 < Sketch.of(x).best_scale(-128, 127, stride) <= float(x.abs().max()) / 124
+
+
+def test_the_largest_numbers_there_are_give_no_warning() -> None:
+    for value in (torch.finfo(torch.float32).max, float(torch.tensor(1e-45))):
+        counted = Sketch.of(torch.tensor([value, -value, value / 3] * 100)).counted()
+        assert np.isfinite(search.best_scale(counted, -128, 127))
+        assert 0 <= search.least_divergence(counted, 512, 128) <= value
+
+
+def test_ranges_are_found_inside_a_transform() -> None:
+    """Tensors of `torch.func` lend no memory to numpy."""
+    x = torch.randn(5000, generator=torch.Generator().manual_seed(0))
+    found = []
+
+    def run(y: Tensor) -> Tensor:
+        sketch = Sketch.of(y)
+        found.append((sketch.best_scale(-128, 127), sketch.percentile(99.0), sketch.least_divergence(512, 128)))
+        return y.square().sum()
+
+    run(x)
+    torch.func.grad(run)(x)
+    assert found[0] == found[1]
