@@ -448,6 +448,50 @@ def test_tables_leave_bytes_to_the_next_layer(act: type[nn.Module]) -> None:
         assert all(torch.equal(model(data).int_repr(), x) for model, x in zip((quantized, qat), on_bytes, strict=True))
 
 
+class Neck(nn.Module):
+    """Branches of different ranges that are joined, resized and joined again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant = QuantStub()
+        self.first = nn.Sequential(nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
+        self.second = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU())
+        self.third = nn.Conv2d(8, 4, 1)
+        self.joined = nn.Sequential(nn.Conv2d(20, 8, 3, 1, 1), nn.ReLU())
+        self.last = nn.Conv2d(16, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.quant(x)
+        y = self.first(x)
+        z = self.second(y)
+        y = self.joined(torch.cat([y, z * 3.0, self.third(z)], 1))
+        return self.last(torch.cat([F.interpolate(y, scale_factor=2.0), x.relu()], dim=1))
+
+
+@needs_kernels
+@pytest.mark.parametrize("method", ["symbolic", "jit-strip"])
+def test_joined_and_resized_images_stay_bytes(method: str) -> None:
+    fp.use_integer_kernels(True)
+    set_march(March.BAYES)
+    torch.manual_seed(0)
+    data = torch.randn(2, 8, 18, 14)
+    qat = prepare(Neck().eval(), (data,), qconfig_dict={"": get_default_qconfig()}, method=method, out_dir=None)
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    qat(data)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    quantized = convert(qat)
+    seen: list[tuple[bool, int]] = []
+    for name in ("joined.0", "last"):
+        layer = quantized.get_submodule(name)
+        layer.register_forward_pre_hook(lambda module, xs: seen.append((xs[0].has_bytes, xs[0].range[0])))
+    with torch.no_grad():
+        on_bytes = [model(data).int_repr() for model in (quantized, qat)]
+        fp.use_integer_kernels(False)
+        on_floats = [model(data).int_repr() for model in (quantized, qat)]
+    assert seen[:2] == [(True, -128), (True, 0)]  # of the second, nothing is negative
+    assert all(torch.equal(out, on_bytes[0]) for out in (*on_bytes, *on_floats))
+
+
 def test_another_name_of_bytes_leaves_them_as_they_are() -> None:
     values = torch.arange(-32, 32, dtype=torch.int8).reshape(1, 1, 8, 8)
     for is_integer in (True, False):

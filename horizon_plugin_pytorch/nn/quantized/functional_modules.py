@@ -269,18 +269,60 @@ class QFunctional(QuantizedModule):
     @located
     def cat(self, x: Sequence[Any], dim: int = 0) -> QTensor:
         """Concatenate along `dim`, each input first brought to the output's scale."""
-        return self.output(torch.cat(self._joined(x, "cat"), dim))
+        inputs = [self.quantized_input(v) for v in x]
+        ranges = [self._range_here(v) for v in inputs]
+        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        parts = [self._bytes_here(v) for v in inputs] if self._takes_bytes(inputs) else self._joined(inputs, "cat")
+        return self.output(torch.cat(parts, dim), low, high)
+
+    def _range_here(self, x: QTensor) -> tuple[int, int]:
+        """The smallest and largest integer of an input at the output's scale."""
+        if self.has_output_grid(x):
+            return x.range
+        return (max(self.low, 0) if x.range[0] >= 0 else self.low), self.high
+
+    def _takes_bytes(self, inputs: Sequence[QTensor]) -> bool:
+        """Are inputs joined as bytes? If some are here as such: those of layers on integer kernels."""
+        if is_recorded() or not any(v.has_bytes for v in inputs) or not fp.are_kernels_used():
+            return False
+        formats = [self.out_dtype, *(v.dtype for v in inputs)]
+        if any(f is None or f.bits > 8 for f in formats) or len({v.dim() for v in inputs}) > 1:
+            return False
+        self._warn_erased_once(inputs, "cat")
+        return True
+
+    def _bytes_here(self, x: QTensor) -> Tensor:
+        """An input's integers at the output's scale, in int8, images with channels last."""
+        values = x.as_bytes()
+        layout = torch.channels_last if values.dim() == 4 else torch.contiguous_format
+        if values.dtype != torch.int8:
+            if not self.has_output_grid(x):
+                values = fp.requantize(values, self.output_factor(x), -1, self.low, self.high)
+            return torch.empty(values.shape, dtype=torch.int8, memory_format=layout).copy_(values)
+        values = values.contiguous(memory_format=layout)
+        if self.has_output_grid(x):
+            return values
+        found = fp.lookup_bytes(values, self._plans.get((x,), "requantized bytes", lambda: self._byte_table(x)))
+        assert found is not None
+        return found
+
+    def _byte_table(self, x: QTensor) -> fp.Table:
+        """For every byte of an input the one at the output's scale."""
+        every = torch.arange(-128.0, 128.0)
+        return fp.Table(fp.requantize(every, self.output_factor(x), -1, self.low, self.high), 0.0)
 
     @located
     def stack(self, x: Sequence[Any], dim: int = 0) -> QTensor:
         """Join along a new axis `dim`, each input first brought to the output's scale."""
-        return self.output(torch.stack(self._joined(x, "stack"), dim))
+        return self.output(torch.stack(self._joined([self.quantized_input(v) for v in x], "stack"), dim))
 
-    def _joined(self, x: Sequence[Any], name: str) -> list[Tensor]:
+    def _joined(self, inputs: Sequence[QTensor], name: str) -> list[Tensor]:
         """The integers of several inputs at the output's scale."""
-        inputs = [self.quantized_input(v) for v in x]
-        self._plans.get(tuple(inputs), name, lambda: self._warn_erased(inputs, name))
+        self._warn_erased_once(inputs, name)
         return [self.on_output_grid(v) for v in inputs]
+
+    def _warn_erased_once(self, inputs: Sequence[QTensor], name: str) -> None:
+        self._plans.get(tuple(inputs), name, lambda: self._warn_erased(inputs, name))
 
     def _steps(self, x: QTensor) -> float:
         """How many steps of the output the largest values of an input have."""

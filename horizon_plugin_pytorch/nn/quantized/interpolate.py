@@ -12,6 +12,7 @@ from torch import Tensor
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, is_real
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.untraced import is_recorded
 
 NEAREST = ("nearest", "nearest-exact")
 MODES = (*NEAREST, "linear", "bilinear")
@@ -75,6 +76,8 @@ class Interpolate(QuantizedModule):
             return self._resize(x, size)
         x = self.quantized_input(x)
         if self.mode in NEAREST:
+            if x.has_bytes and not is_recorded() and x.as_bytes().dtype == torch.int8:  # torch resizes unsigned ones
+                return x.with_bytes(self._resize(x.as_bytes().view(torch.uint8), size).view(torch.int8))
             return x.like(self._resize(x.plain(), size))
         y, columns = self.positions(x, size)
         is_line = self.mode == "linear"
