@@ -1,4 +1,4 @@
-"""Max pooling of images without gradient, one axis after the other."""
+"""Max pooling of images: without gradient one axis after the other, with gradient many channels at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from horizon_plugin_pytorch.compiled.passes import is_plain
+
 _LARGEST_WINDOW = 5  # beyond, as many passes over the image take longer than torch's
+_FEWEST_CHANNELS = 16  # of which torch takes several at once where they lie side by side
 
 
 def max_pool2d(
@@ -36,6 +39,48 @@ def max_pool2d(
     for axis, window in zip((-2, -1), windows, strict=True):
         out = _largest(out, axis, *window, torch.contiguous_format)
     return out
+
+
+class _Pooled(torch.autograd.Function):
+    """Torch's pooling with channels last, as if it had been done without: values, places and gradients are the same."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *window: Any) -> Tensor:
+        ctx.window = window
+        beside = x.contiguous(memory_format=torch.channels_last)
+        out, places = (t.contiguous() for t in torch.ops.aten.max_pool2d_with_indices(beside, *window))
+        ctx.save_for_backward(x, places)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
+        x, places = ctx.saved_tensors
+        to_x = torch.ops.aten.max_pool2d_with_indices_backward(grad.contiguous(), x, *ctx.window, places)
+        return to_x, *[None] * len(ctx.window)
+
+
+def trained_max_pool2d(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """`torch.nn.functional.max_pool2d` with its gradient, which on a CPU pools the channels one by one.
+
+    >>> x = torch.arange(256.0).reshape(1, 16, 4, 4).requires_grad_()
+    >>> trained_max_pool2d(x, 2).sum().backward()
+    >>> x.grad[0, 0].tolist()
+    [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0], [0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 1.0]]
+    """
+    is_image = input.dim() == 4 and input.numel() and input.shape[1] >= _FEWEST_CHANNELS and is_plain(input)
+    if not is_image or return_indices:
+        torchs: Any = F.max_pool2d
+        return torchs(input, kernel_size, stride or None, padding, dilation, ceil_mode, return_indices)
+    settings = (kernel_size, stride or kernel_size, padding, dilation)
+    return _Pooled.apply(input, *(list(_pair(value)) for value in settings), ceil_mode)
 
 
 def max_pool_bytes(

@@ -21,7 +21,7 @@ from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.function_handlers import described, handle
 from horizon_plugin_pytorch.operators import casts as casts  # it registers handlers
 from horizon_plugin_pytorch.operators.arguments import arguments_by_name
-from horizon_plugin_pytorch.operators.max_pool import max_pool2d, max_pool_bytes
+from horizon_plugin_pytorch.operators.max_pool import max_pool2d, max_pool_bytes, trained_max_pool2d
 from horizon_plugin_pytorch.operators.scale_keeping import keep_scale, only_qtensor, warn_beyond
 from horizon_plugin_pytorch.operators.support import (
     EVERYWHERE,
@@ -138,7 +138,9 @@ def _max_pool(func: Callable, args: tuple, kwargs: dict) -> Any:
     is_trained = torch.is_grad_enabled() and x.requires_grad
     if isinstance(x, QTensor) and not is_recorded() and (pooled := _pooled_bytes(x, args, kwargs)) is not None:
         return pooled
-    return keep_scale(func if is_in_file or is_trained else max_pool2d, args, kwargs)
+    if is_in_file:
+        return keep_scale(func, args, kwargs)
+    return keep_scale(trained_max_pool2d if is_trained else max_pool2d, args, kwargs)
 
 
 _FOLD = arguments_by_name("input, output_size, kernel_size, dilation=1, padding=0, stride=1")

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from horizon_plugin_pytorch.operators.max_pool import max_pool2d, max_pool_bytes
+from horizon_plugin_pytorch.operators.max_pool import max_pool2d, max_pool_bytes, trained_max_pool2d
 
 SIZES = [1, 2, 3, 5, (2, 3), (5, 1), 7, [3], (6, 2)]
 STRIDES: list[Any] = [None, 1, 2, 3, (1, 2), [2, 1]]
@@ -57,3 +57,34 @@ def test_bytes_stay_bytes_with_channels_last() -> None:
     assert pooled.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(pooled.float(), F.max_pool2d(x.float(), 3, 2, 1))
     assert max_pool_bytes(x, 3, dilation=2) is None and max_pool_bytes(x, 3, return_indices=True) is None
+
+
+@pytest.mark.parametrize(("size", "stride", "padding", "dilation", "ceil"), [
+    (3, 2, 1, 1, False), (2, None, 0, 1, True), ((2, 3), (1, 2), (1, 0), 1, False), (3, 1, 1, 2, True),
+])  # fmt: skip
+def test_with_gradient_ties_and_nan_are_those_of_torch(
+    size: Any, stride: Any, padding: Any, dilation: Any, ceil: bool
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(-2, 3, (2, 16, 9, 8), generator=generator).float()  # most windows have several largest values
+    x[0, 3, 2, 2] = torch.nan
+    found = []
+    for pool in (F.max_pool2d, trained_max_pool2d):
+        leaf = x.clone().requires_grad_()
+        out = pool(leaf, size, stride, padding, dilation, ceil)
+        assert out.is_contiguous()
+        weights = torch.linspace(1, 2, out.numel()).view_as(out)
+        (grad,) = torch.autograd.grad((out.nan_to_num() * weights).sum(), leaf)
+        found.append((out.detach(), grad))
+    assert torch.equal(found[0][0].nan_to_num(7e7), found[1][0].nan_to_num(7e7))
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_with_gradient_errors_and_second_derivatives_are_those_of_torch() -> None:
+    x = torch.randn(1, 16, 6, 6, dtype=torch.float32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for pool in (F.max_pool2d, trained_max_pool2d):
+        with pytest.raises(RuntimeError, match="pad should be at most half"):
+            pool(x, 3, 2, 2)
+        (first,) = torch.autograd.grad((pool(x, 3, 2, 1) ** 2).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        assert float(second.sum()) == 2 * 16 * 9
