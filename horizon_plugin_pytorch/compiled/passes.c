@@ -171,6 +171,14 @@ void horizon_round(const float *restrict x, float *restrict y, int64_t size, flo
     }
 }
 
+/* The same with a step for each row. */
+void horizon_round_rows(const float *restrict x, float *restrict y, int64_t rows, int64_t size,
+                        const float *restrict steps, float low, float high)
+{
+    for (int64_t r = 0; r < rows; r++)
+        horizon_round(x + r * size, y + r * size, size, steps[r], low, high);
+}
+
 /* A block of `horizon_learned`. */
 static void learned_block(const float *restrict g, const float *restrict x, const float *restrict y,
                           const float *restrict d, float *restrict passed, int size, float lower, float upper,

@@ -32,6 +32,7 @@ _ARGUMENTS = {
         _POINTER, _LONG, _LONG, _LONG, _FLOAT, _FLOAT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER,
     ],
     "horizon_round": [_POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _FLOAT],
+    "horizon_round_rows": [_POINTER, _POINTER, _LONG, _LONG, _POINTER, _FLOAT, _FLOAT],
     "horizon_learned": [_POINTER, _POINTER, _POINTER, _POINTER, _LONG, _FLOAT, _FLOAT, _INT],
     "horizon_errors": [_POINTER, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _LONG, _POINTER, _POINTER],
     "horizon_between": [
@@ -76,7 +77,7 @@ class Passes:
         self._range, self._clamp, self._count = library.horizon_range, library.horizon_clamp, library.horizon_count
         self._round, self._errors, self._reach = library.horizon_round, library.horizon_errors, library.horizon_reach
         self._between, self._halves = library.horizon_between, library.horizon_halves
-        self._rows = library.horizon_rows
+        self._rows, self._round_rows = library.horizon_rows, library.horizon_round_rows
         self._finishes = {kind: getattr(library, f"horizon_finish_{name}") for name, kind in _KINDS.items()}
         self._settles = {kind: getattr(library, f"horizon_settle_{name}") for name, kind in _KINDS.items()}
         self._learned = library.horizon_learned
@@ -127,6 +128,13 @@ class Passes:
         """``torch.div(x, step).round_().clamp_(low, high).mul_(step)``."""
         out = torch.empty_like(x)
         self._round(x.data_ptr(), out.data_ptr(), x.numel(), step, low, high)
+        return out
+
+    def round_rows(self, x: Tensor, steps: Tensor, low: float, high: float) -> Tensor:
+        """The same with a step for each place on the first axis."""
+        out, rows = torch.empty_like(x), x.shape[0]
+        size = x.numel() // max(rows, 1)
+        self._round_rows(x.data_ptr(), out.data_ptr(), rows, size, steps.data_ptr(), low, high)
         return out
 
     def learned(
@@ -309,6 +317,9 @@ def _wrong(passes: Passes, x: Tensor) -> Iterator[str]:
     for step, low, high in ((0.1, -128, 127), (1.0, 0, 60), (2.0**-10, -32768, 32767), (1e-30, -128, 127)):
         if not _same(passes.round(x, step, low, high), _rounded(x, step, low, high)):
             yield f"rounding {x.numel()} values to steps of {step}"
+        steps = torch.linspace(0.3, 3.0, len(rows)).mul_(step).unsqueeze(1)
+        if not _same(passes.round_rows(rows, steps, low, high), _rounded(rows, steps, low, high)):
+            yield f"rounding {len(rows)} rows of {length} values to steps about {step}"
     for limits in (NO_LIMITS, (0.0, 6.0)):
         taken = x.clamp(-3.9, 3.9).mul_(4.0)  # all bins are there
         for run, each in ((taken.numel(), 1), (64, 3), (16, 3), (24, 5)):
@@ -444,7 +455,7 @@ def _wrong_bytes(passes: Passes, generator: torch.Generator) -> Iterator[str]:
                 yield f"settling {rows} x {columns} sums"
 
 
-def _rounded(x: Tensor, step: float, low: float, high: float) -> Tensor:
+def _rounded(x: Tensor, step: float | Tensor, low: float, high: float) -> Tensor:
     return torch.div(x, step).round_().clamp_(low, high).mul_(step)
 
 

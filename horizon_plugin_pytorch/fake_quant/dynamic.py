@@ -95,7 +95,7 @@ class DynamicFakeQuantize(nn.Module):
         parts = []
         for part in x.split(self.size_of_block(x.shape[self.dim]), self.dim):
             scale = fp.block_scale(part.detach(), self.dim, self.quant_min, self.quant_max)
-            parts.append(applied(Rounded, part, scale, self.quant_min, self.quant_max, None))
+            parts.append(applied(Rounded, part, scale, (self.quant_min, self.quant_max), None))
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
     def extra_repr(self) -> str:

@@ -26,7 +26,7 @@ from horizon_plugin_pytorch.statistics.observer import (
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
+from horizon_plugin_pytorch.statistics.observer_base import ends_of_rows, is_asynchronous
 from horizon_plugin_pytorch.statistics.partial import Partial, show_signature
 from horizon_plugin_pytorch.untraced import is_traced, untraced
 
@@ -246,7 +246,7 @@ class FakeQuantize(nn.Module):
     @property
     def is_exact(self) -> bool:
         """In the VALIDATION state the integers of deployment are computed, not an approximation of them."""
-        return self.is_quantizing and not self.is_observing and not is_written()
+        return not self.is_observing and self.is_quantizing and not is_written()
 
     def set_owner(self, path: str) -> None:
         """The module's path in the model, for messages."""
@@ -410,27 +410,27 @@ class FakeQuantize(nn.Module):
         return self.scale.detach().clone()
 
     def _store_scale(self, value: Tensor) -> None:
-        if value.shape != self.scale.shape and value.numel() != 1:
+        scale = self.scale
+        if value.shape != scale.shape and value.numel() != 1:
             self._resize(value)
-        with torch.no_grad():
-            self.scale.copy_(value)
+            scale = self.scale
+        scale.detach().copy_(value)  # counted as a write to the scale, of which autograd knows nothing
 
     def _resize(self, like: Tensor) -> None:
         """Make room for as many scales as `like` has."""
         self.scale = torch.ones_like(like, device=self.scale.device)
         self.zero_point = torch.zeros_like(self.scale, dtype=torch.long)
 
-    @torch.no_grad()
     def refresh_scale(self) -> None:
         """Take the scale from the observer."""
         scale = self.activation_post_process.calculate_scale()
-        self._store_scale(scale if self.is_fixed or not self.finest_scale else scale.clamp(min=self.finest_scale))
+        self._store_scale(scale if not self.finest_scale or self.is_fixed else scale.clamp(min=self.finest_scale))
 
     @untraced
     def observe(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS) -> None:
         """Update statistics and scale from a tensor, clamped to the limits of a fused activation."""
-        observer = self.activation_post_process
-        if self.is_fixed or self._is_frozen or (self._was_set and not observer.averaging_constant):
+        observer: Any = self._modules["activation_post_process"]
+        if observer.is_fixed or self._is_frozen or (self._was_set and not observer.averaging_constant):
             return  # given, or given once and frozen
         if is_backward():
             return  # a checkpoint recomputes what has been seen in the forward
@@ -440,8 +440,8 @@ class FakeQuantize(nn.Module):
         if not observer.has_statistics:
             return
         sources = observer.min_val, observer.max_val, self.scale
-        if sources[0].numel() == 1 and not is_asynchronous(sources[0]):
-            self.refresh_scale()  # which takes less time than to compare
+        if not is_asynchronous(x) and (torch.is_grad_enabled() or sources[0].numel() == 1):
+            self.refresh_scale()  # it takes less time than to compare, or has moved, as at every step of a training
         elif not self._known["range"].holds(sources):
             self.refresh_scale()
             self._known["range"].get((observer.min_val, observer.max_val, self.scale), lambda: True)
@@ -460,7 +460,9 @@ class FakeQuantize(nn.Module):
 
     def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS) -> Tensor:
         """Real values on the grid; gradients pass straight through inside the range."""
-        return round_to_grid(x, self.scale, self.ch_axis, self.quant_min, self.quant_max, limits, self.saturate)
+        observer: Any = self._modules["activation_post_process"]
+        ends = observer.quant_min, observer.quant_max
+        return round_to_grid(x, self.scale, observer.ch_axis, *ends, limits, self.saturate)
 
     def forward(
         self, x: Tensor, limits: tuple[float, float] = NO_LIMITS, owned: bool = False, seen: Tensor | None = None
@@ -476,8 +478,8 @@ class FakeQuantize(nn.Module):
         if type(x) is not Tensor:
             x = x.as_subclass(Tensor)
         self.check_nan(x)
-        is_quantizing, is_clamped = self.is_quantizing, limits == NO_LIMITS
-        if not self.gather(x) and self.is_observing and not self._keeps_range and not self._is_shown():
+        is_quantizing, is_observing, is_clamped = self.is_quantizing, self.is_observing, limits == NO_LIMITS
+        if not self.gather(x) and is_observing and not self._keeps_range and not self._is_shown():
             if owned and seen is None and limits != NO_LIMITS and not is_quantizing:
                 is_clamped = self._observe_clamped(x, limits)
             else:
@@ -486,9 +488,10 @@ class FakeQuantize(nn.Module):
             out = self.round(x, limits)
         else:
             out = x if is_clamped else clamped(x, limits, owned)
-        result = real_qtensor(out, self.current_scale(), self.dtype, self.ch_axis, is_rounded=is_quantizing)
-        if limits != NO_LIMITS and not (is_asynchronous(x) and self.is_observing):  # only exact integers use the range
-            result.set_range(*integer_limits(self.scale.detach(), self.quant_min, self.quant_max, limits))
+        observer: Any = self._modules["activation_post_process"]
+        result = real_qtensor(out, self.current_scale(), observer.dtype, observer.ch_axis, is_rounded=is_quantizing)
+        if limits != NO_LIMITS and not (is_observing and is_asynchronous(x)):  # only exact integers use the range
+            result.set_range(*integer_limits(self.scale.detach(), observer.quant_min, observer.quant_max, limits))
         return result
 
     def _observe_clamped(self, x: Tensor, limits: tuple[float, float]) -> bool:
@@ -532,20 +535,19 @@ class FakeQuantize(nn.Module):
         return round_to_grid(weight, scale, self.ch_axis, self.quant_min, self.quant_max, saturate=saturate)
 
     @untraced
-    @torch.no_grad()
     def covers(self, x: Tensor, scale: Tensor) -> bool:
         """Is it known that every value lies where the gradient passes? On a GPU a mask is cheaper than to ask."""
         if is_asynchronous(x):
             return False
-        known = self.activation_post_process.ends_of
+        observer: Any = self._modules["activation_post_process"]
+        known, scale = observer.ends_of, scale.detach()
         if known is not None and known[0] is x and known[1] is not None and known[1][0].shape == scale.shape:
             smallest, largest = known[1]
         elif scale.numel() > 1:
-            x = x.transpose(0, self.ch_axis).flatten(1)
-            smallest, largest = x.amin(1), x.amax(1)
+            smallest, largest = ends_of_rows(x.detach().transpose(0, observer.ch_axis).flatten(1))
         else:
-            smallest, largest = torch.aminmax(x)
-        lower, upper = (self.quant_min - 0.5) * scale, (self.quant_max + 1) * scale
+            smallest, largest = torch.aminmax(x.detach())
+        lower, upper = (observer.quant_min - 0.5) * scale, (observer.quant_max + 1) * scale
         return bool(((smallest > lower) & (largest < upper)).all())
 
     def extra_repr(self) -> str:

@@ -123,12 +123,16 @@ def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip:
     compiled = passes()
     if compiled is not None and is_serial(x) and all(map(is_plain, (grad, x, y))):
         return compiled.learned(grad, x, y, edges, is_clip)
+    lower, upper = edges or NO_LIMITS
+    if x.numel() <= _AT_ONCE and all(t.is_contiguous() for t in (grad, x, y)):
+        to_x = grad if edges is None else torch.ops.aten.hardtanh_backward(grad, x, lower, upper)
+        moved = torch.ops.aten.hardtanh_backward(y if is_clip else x, x, lower, upper)
+        return to_x, torch.dot(grad.view(-1), torch.sub(y, moved, out=moved).view(-1)).item()
     order = sorted(range(x.dim()), key=x.stride, reverse=True)  # as the values lie in memory
     to_x = grad if edges is None else torch.empty([x.shape[d] for d in order], dtype=x.dtype)
     pieces = [t.permute(order).reshape(-1).split(_AT_ONCE) for t in (grad, x, y)]
     pieces.append(pieces[0] if edges is None else to_x.view(-1).split(_AT_ONCE))
     room = torch.empty(min(_AT_ONCE, x.numel()), dtype=x.dtype)
-    lower, upper = edges or NO_LIMITS
     select = torch.ops.aten.hardtanh_backward.grad_input
     total = 0.0
     for g, v, r, to_v in zip(*pieces, strict=True):
@@ -151,6 +155,8 @@ def _sum(a: Tensor, b: Tensor, factor: Tensor, scale: Tensor) -> Tensor:
     count = scale.numel()
     if not is_asynchronous(a):
         count = max(_AT_ONCE * count // max(a.numel(), 1), 1)
+    if count >= scale.numel():
+        return torch.sub(a, b).mul_(factor).sum(axes, keepdim=True)
     parts = zip(*(t.split(count, axis) for t in (a, b, factor)), strict=True)
     return torch.cat([torch.sub(p, q).mul_(f).sum(axes, keepdim=True) for p, q, f in parts], axis)
 
@@ -199,14 +205,12 @@ class LearnableFakeQuantize(FakeQuantize):
             observer.is_sync_quantize = is_shared
 
     def round(self, x: Tensor, limits: tuple[float, float] = NO_LIMITS) -> Tensor:
-        if torch.is_grad_enabled():  # some optimizers write to `data`
-            self.forget_scale()
+        self._follow_optimizer()
         return self._learned(x, self.sound_scale(), limits, self.saturate)
 
     def round_weight(self, weight: Tensor, scale: Tensor | None = None) -> Tensor:
         if scale is None:
-            if torch.is_grad_enabled():
-                self.forget_scale()
+            self._follow_optimizer()
             scale = self.sound_scale()
         return self._learned(weight, scale, NO_LIMITS, self.saturate and not self.covers(weight, scale))
 
@@ -223,22 +227,27 @@ class LearnableFakeQuantize(FakeQuantize):
         shaped = scale if scale.numel() == 1 else scale.reshape(step.shape)
         return _Learned.apply(x, shaped, step, ends, edges, factor, self._is_clip)
 
+    def _follow_optimizer(self) -> None:
+        """Look at the scale anew where writes to `data`, as some optimizers make, would not be noticed."""
+        if torch.is_grad_enabled() and is_asynchronous(self.scale):  # on a CPU its numbers are compared
+            self.forget_scale()
+
     def sound_scale(self) -> Tensor:
         """The scale, repaired if a step of the optimizer has left it negative, too small, or no number."""
-        if not self._checked.holds((self.scale,)):
+        scale = self.scale
+        if not self._checked.holds((scale,)):
             self._repair()
-            self._checked.get((self.scale,), lambda: True)  # after the write, which would count as another change
-        return self.scale
+            self._checked.get((scale,), lambda: True)  # after the write, which would count as another change
+        return scale
 
     @untraced
-    @torch.no_grad()
     def _repair(self) -> None:
         scale = self.scale.detach()  # shares its count of writes, unlike `data`
         if is_asynchronous(scale) or not _is_sound(scale):
             good = self._good.to(scale.device).expand_as(scale)
             repaired = torch.where(scale.isfinite(), torch.where(scale > 0, scale, good / 2), good)
             scale.copy_(repaired.clamp_(_SMALLEST, _LARGEST))
-        self._good = scale.clone()
+        self.__dict__["_good"] = scale.clone()
 
     def current_scale(self) -> Tensor:
         self.sound_scale()

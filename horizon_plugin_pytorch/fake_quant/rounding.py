@@ -29,7 +29,15 @@ def on_grid(x: Tensor, step: Any, ends: tuple[Any, Any]) -> Tensor:
             for part, into in zip(x.view(-1).split(_AT_ONCE), out.view(-1).split(_AT_ONCE), strict=True):
                 torch.div(part, step, out=into).round_().clamp_(*ends).mul_(step)
             return out
+    elif type(step) is Tensor and _is_for_rows(step, x) and (compiled := passes()) is not None:
+        return compiled.round_rows(x, step, *ends)
     return torch.div(x, step).round_().clamp_(*ends).mul_(step)
+
+
+def _is_for_rows(step: Tensor, x: Tensor) -> bool:
+    """Is there a step for each place on the first axis, and can a pass take them?"""
+    is_row = x.dim() > 1 and step.dim() == x.dim() and 1 < step.numel() == step.shape[0] == x.shape[0]
+    return is_row and is_plain(x) and is_plain(step) and is_serial(x)
 
 
 @operator("fake_quantize(Tensor x, Tensor scale, int axis, float low, float high) -> Tensor")
@@ -61,18 +69,18 @@ class Rounded(torch.autograd.Function):
     """``clamp(round(x / s), low, high) * s`` with a straight-through gradient inside the open interval `edges`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Any, low: Any, high: Any, edges: tuple[Any, Any] | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, step: Any, ends: tuple[Any, Any], edges: tuple[Any, Any] | None) -> Tensor:
         ctx.edges = edges
         if edges is not None:
             ctx.save_for_backward(x)
-        return on_grid(x, scale, (low, high))
+        return on_grid(x, step, ends)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:  # type: ignore[override]
         if ctx.edges is None:
-            return grad, None, None, None, None
+            return grad, None, None, None
         (x,) = ctx.saved_tensors
-        return inside(grad, x, ctx.edges), None, None, None, None
+        return inside(grad, x, ctx.edges), None, None, None
 
 
 @untraced
@@ -127,7 +135,7 @@ def round_to_grid(
         ends = integer_limits(scale, low, high, limits)
         return fake_quantize(x, scale.detach(), ch_axis if scale.numel() > 1 else -1, *map(float, ends))
     step, ends, edges = grid_edges(x, scale, ch_axis, low, high, limits, saturate)
-    return applied(Rounded, x, step, *ends, edges)
+    return applied(Rounded, x, step, ends, edges)
 
 
 def clamped(x: Tensor, limits: tuple[float, float], owned: bool) -> Tensor:

@@ -48,6 +48,13 @@ class Usable(NamedTuple):
         return self.values if self.limits == NO_LIMITS else self.values.clamp(*self.limits)
 
 
+# What a subclass may have of its own, where a range is no longer a plain moving average.
+_AVERAGING = (
+    "observe", "_usable", "_range", "_extremes", "_known_ends", "_look_at", "_take_in", "_measure", "_measured",
+    "_update", "_covers_everything", "_meet_end", "_can_wait", "_by_channel",
+)  # fmt: skip
+
+
 class ObserverBase(nn.Module):
     """Range and number format of one tensor.
 
@@ -97,6 +104,7 @@ class ObserverBase(nn.Module):
     # It is also a method of `HistogramObserver` and a candidate of `auto_calibrate`, with these constructor arguments
     # as `method_kwargs`; None if not.
     _method_settings: tuple[str, ...] | None = None
+    _is_average: ClassVar[bool] = False  # is it the moving average of this class, of which nothing is changed?
     learns = True  # from the tensors that it sees
     clipped_from: float = CLIPPED  # so many times its range are worth a warning
     extreme: float = 0.0  # the end of the widest range that a moving average has seen since the state was set
@@ -126,6 +134,7 @@ class ObserverBase(nn.Module):
         # What a subclass passes on to this constructor is part of its signature, which users look up and print.
         super().__init_subclass__(**kwargs)
         show_signature(cls)
+        cls._is_average = not cls._needs_values and all(getattr(cls, n) is getattr(ObserverBase, n) for n in _AVERAGING)
 
     def __init__(
         self,
@@ -230,6 +239,8 @@ class ObserverBase(nn.Module):
 
     def observe(self, x: Tensor, low: float = -math.inf, high: float = math.inf) -> None:
         """Take in a tensor as it is after clamping to ``[low, high]`` (the range of a fused activation)."""
+        if torch.is_grad_enabled() and self._is_average and self._average(x, low, high):
+            return
         if self.may_be_mask:
             x = x.detach().clamp(-HIDDEN, HIDDEN)
         if torch.is_grad_enabled():
@@ -282,6 +293,48 @@ class ObserverBase(nn.Module):
             self.__dict__["_has_rested"] = True
         elif self._holds:
             self._hold(local)
+
+    def _average(self, x: Tensor, low: float, high: float) -> bool:
+        """Take in a tensor of a training step by a few operators, if nothing about it is special; says whether it did.
+
+        These are what `observe` else does to such a tensor, hundreds of times in a step.
+        """
+        known = self._buffers
+        least, most = known["min_val"], known["max_val"]
+        assert least is not None and most is not None
+        if is_asynchronous(x) or is_asynchronous(least) or not self._is_ordinary(x):
+            return False
+        values = _plain(x)
+        ends = self._known_ends(values)
+        if ends is None:
+            smallest, largest = self._range(values)
+            lowest, highest = self._extremes(smallest, largest)
+        else:
+            lowest, highest = ends
+            smallest, largest = torch.tensor(ends).split(1)
+        if not -_LARGEST_FLOAT32 <= lowest < highest <= _LARGEST_FLOAT32 or smallest.shape != least.shape:
+            return False
+        if lowest < low or highest > high:
+            if not (lowest < high and highest > low):  # one value is left, of which the other route tells
+                return False
+            smallest, largest = smallest.clamp(low, high), largest.clamp(low, high)
+            lowest, highest = max(lowest, low), min(highest, high)
+        state = self.__dict__
+        state["extreme"] = max(self.extreme, -lowest, highest)
+        if (asked := self.ends_of) is not None and asked[0] is x:
+            state["ends_of"] = (x, (smallest, largest))
+        self._unchanged.clear()
+        least.lerp_(smallest, self.averaging_constant)
+        most.lerp_(largest, self.averaging_constant)
+        return True
+
+    def _is_ordinary(self, x: Tensor) -> bool:
+        """Does the moving average of one process go on, outside of any calibration?"""
+        if not x.dtype is torch.float32 is self.min_val.dtype:
+            return False
+        if self.batches is not None or self.counts_together or self._holds or self.is_sync_quantize:
+            return False
+        return bool(self.averaging_constant) and self._has_range and not self.may_be_mask and x.numel() > 0
 
     def hold(self, holds: bool = True) -> None:
         """Keep what is seen until `release`: one batch, whatever calls it came in.
@@ -472,8 +525,7 @@ class ObserverBase(nn.Module):
             raise QuantizationConfigError(
                 f"`{self._name}`: ch_axis={self.ch_axis} does not exist in a tensor of shape {tuple(x.shape)}."
             )
-        by_channel = self._by_channel(x)
-        return by_channel.amin(1), by_channel.amax(1)  # aminmax over an axis is many times slower
+        return ends_of_rows(self._by_channel(x))
 
     def _by_channel(self, x: Tensor) -> Tensor:
         """A row for each channel."""
@@ -538,6 +590,8 @@ class ObserverBase(nn.Module):
             value = max((most or 1.0) / self.half_range, _SMALLEST_SCALE) if most >= 0 else 1.0
             return self.min_val.new_full(self.min_val.shape, value)
         largest = torch.maximum(self.min_val.neg(), self.max_val)  # min_val <= max_val, so this is the magnitude
+        if not (is_asynchronous(largest) or self.pow_quantization) and largest.amin().item() > 0:
+            return largest.div_(self.half_range).clamp_(min=_SMALLEST_SCALE)  # what comes below, by fewer operators
         steps = torch.where(largest == 0, 1.0, largest) / self.half_range
         scale = torch.where(largest >= 0, steps, 1.0).clamp_(min=_SMALLEST_SCALE)
         return torch.exp2(torch.log2(scale).ceil()) if self.pow_quantization else scale
@@ -618,6 +672,14 @@ def _plain(x: Tensor) -> Tensor:
     if type(x) is Tensor:
         return x.detach() if x.requires_grad else x
     return x.detach().as_subclass(Tensor)
+
+
+def ends_of_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest value of each row."""
+    compiled = passes()
+    if compiled is not None and rows.numel() and is_plain(rows) and is_serial(rows):
+        return compiled.rows(rows)
+    return rows.amin(1), rows.amax(1)  # aminmax over an axis is many times slower
 
 
 def is_asynchronous(x: Tensor) -> bool:

@@ -455,3 +455,32 @@ def test_a_scale_beyond_float32_is_infinite() -> None:
     ob = MinMaxObserver(quant_min=0, quant_max=1)
     ob(torch.tensor([-1.0, 3e38]))
     assert ob.calculate_scale().item() == torch.inf
+
+
+LIMITS = [(-math.inf, math.inf), (0.0, 6.0), (0.0, math.inf)]
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("kind", [observer.MovingAverageMinMaxObserver, observer.MovingAveragePerChannelMinMaxObserver])
+def test_a_training_step_takes_in_a_tensor_as_any_other_call_does(kind, limits, monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(4, 3, 5, generator=generator) * scale for scale in (1.0, 3.0, 0.2, 7.0)]
+    batches += [torch.full((4, 3, 5), -1.0), torch.full((4, 3, 5), 2.0), batches[0] + 50, batches[0] - 50]
+    batches += [batches[1].double(), batches[1].half(), torch.zeros(4, 0)]
+    for value in (math.nan, math.inf):
+        batches.append(batches[0].clone())
+        batches[-1][1, 1, 1] = value
+    here, there = (kind(channel_len=4) for _ in range(2))
+    for x in batches:
+        if here.is_per_channel and not x.numel():
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            here.observe(x.clone().requires_grad_(), *limits)
+            with torch.no_grad():
+                there.observe(x, *limits)
+        assert torch.equal(here.min_val, there.min_val) and torch.equal(here.max_val, there.max_val)
+        assert torch.equal(here.calculate_scale(), there.calculate_scale())
+        assert here.extreme == there.extreme and here._warned == there._warned
+    monkeypatch.setattr(ObserverBase, "_usable", None)  # the short way asks for nothing else
+    here.observe(batches[0].requires_grad_(), *limits)

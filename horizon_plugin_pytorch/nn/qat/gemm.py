@@ -246,12 +246,15 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
             self._computed_weight = None
 
     def _train(self, x: Any, residual: Any) -> Any:
-        dynamic = self.dynamic if self.weight_fake_quant.is_quantizing else None
+        dynamic = self.dynamic
+        if dynamic is not None and not self.weight_fake_quant.is_quantizing:
+            dynamic = None
         out = self.layer(real(x) if dynamic is None else dynamic(real(x)))
         if residual is not None:
             out = out.add_(real(residual)) if residual.shape == out.shape else out + real(residual)
-        if self.activation_post_process is not None:
-            return self.activation_post_process(out, self.limits, owned=True)
+        quantizer = self.activation_post_process
+        if quantizer is not None:
+            return quantizer(out, self.limits, owned=True)
         fake_quantize_base.check(self.path, None, out)
         return out if self.limits == NO_LIMITS else out.clamp(*self.limits)
 
