@@ -81,6 +81,7 @@ soak: .venv/.dev
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.integers
 	$(BIN)/python -m benchmarks.calibration
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.operators
