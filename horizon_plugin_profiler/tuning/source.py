@@ -21,6 +21,7 @@ def source_of(result: TuningResult) -> str:
     rewriting = "".join(f"    {name}(model, batches)  # in place\n" for name in result.rewrites)
     arguments = _written(result.prepare_args)
     body = _BODY.format(
+        march=_text(result.march),
         formats=_dictionary(
             row
             for path, parts in result.formats.items()
@@ -50,7 +51,8 @@ def source_of(result: TuningResult) -> str:
 def _imports(body: str) -> str:
     """The imports of what a text names."""
     known = {node.id for node in ast.walk(ast.parse(body)) if isinstance(node, ast.Name)}
-    lines = ["import torch"] if "torch" in known else []  # one block: to a user both are packages of others
+    lines = ["import warnings", ""]
+    lines += ["import torch"] if "torch" in known else []  # one block: to a user both are packages of others
     for module, names in _NAMES.items():
         used = [name for name in names if name in known]
         line = f"from horizon_plugin_pytorch.{module} import {', '.join(used)}"
@@ -102,6 +104,7 @@ def _in_docstring(text: str) -> str:
 
 _NAMES = {
     "dtype": ("qint8", "qint16"),
+    "march": ("get_march",),
     "quantization": (
         "FakeQuantState", "calibrate", "center_norms", "equalize", "get_qconfig", "prepare", "search_scales",
         "set_fake_quantize", "smooth_norms",
@@ -135,7 +138,8 @@ Call `set_march("{march}")` before any of these functions.
 
 '''
 
-_BODY = '''FORMATS = {formats}
+_BODY = '''MARCH = {march}
+FORMATS = {formats}
 # Largest magnitudes that are known: they fix scales.
 THRESHOLDS = {thresholds}
 # What `prepare` is told besides: prepare(model, inputs, calibration_setter(), **PREPARE_ARGS)
@@ -144,6 +148,8 @@ PREPARE_ARGS = {arguments}
 
 def templates():
     """Formats, and scales that are fixed."""
+    if get_march() not in (None, MARCH):
+        warnings.warn(f"These formats are for {{MARCH}}, not {{get_march().value}}: tune for it.", stacklevel=3)
     fixed = {{path: {{"threshold": end}} for path, end in THRESHOLDS.items()}}
     return [
         ModuleNameTemplate(FORMATS),

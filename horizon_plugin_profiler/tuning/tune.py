@@ -311,6 +311,12 @@ class _Tuning:
         bench = self.bench
         bench.bar.set_description("tune: int8 and int16")
         self.check()
+        if bench.judge.evaluate is None:
+            self.notes += [
+                f"Output {number} holds {value:g} many times, as masks write it, and beside it nothing else shows in "
+                "a comparison of outputs. Mask with -inf, which is left out, or judge by `evaluate`."
+                for number, value in bench.wanted.fills().items()
+            ]
         activations = [site for site in bench.sites if site.kind == ACTIVATION]
         self.before_rewriting()
         errors = [bench.error(())]

@@ -11,6 +11,7 @@ import torch
 
 from horizon_plugin_profiler.tuning.answer import Trial, TuningResult
 from horizon_plugin_pytorch.dtype import qint16
+from horizon_plugin_pytorch.march import set_march
 
 
 def result(**others) -> TuningResult:
@@ -43,6 +44,17 @@ def test_the_file_passes_a_linter_and_can_be_run(others, tmp_path):
     command = [ruff, "check", "--isolated", "--select", "E,F,I,W", "--line-length", "120", file]
     found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)  # where the package is another's
     assert found.returncode == 0, found.stdout
+
+
+def test_the_file_says_when_it_is_used_for_another_chip(recwarn):
+    names: dict = {}
+    exec(result().source(), names)
+    set_march("nash-m")
+    names["calibration_setter"]()
+    assert not recwarn.list
+    set_march("bayes")
+    with pytest.warns(UserWarning, match="formats are for nash-m, not bayes: tune for it"):
+        names["calibration_setter"]()
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])

@@ -490,6 +490,17 @@ def test_outputs_that_are_masked_with_infinity():
     assert set(result.formats) == {"layers.0", "layers.2"} and result.is_met and result.is_verified
 
 
+def test_outputs_that_are_masked_with_a_large_number_are_named():
+    class Masked(Chain):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).masked_fill(torch.arange(16) == 3, -1e9)
+
+    torch.manual_seed(1)
+    net, data = Masked((0, 2)).eval(), [torch.rand(16, 16) for _ in range(2)]
+    result = tune(net, data, target=0.999, out_dir=None, progress=False)
+    assert "Output 0 holds -1e+09 many times, as masks write it" in str(result)
+
+
 def test_norms_that_stay_are_named_in_the_report():
     torch.manual_seed(0)
     net = QuantWrapper(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Sigmoid())).eval()

@@ -16,6 +16,8 @@ from horizon_plugin_pytorch.nested import tensors_in
 from horizon_plugin_pytorch.nn.qat.module import real
 from horizon_plugin_pytorch.runtime.results import own_tensors
 
+_LEAST_REST = 1e-6  # of the squares: what is less, no target tells
+
 
 def real_outputs(tree: Any) -> list[Tensor]:
     """The real tensors of what a model gives, in order; positions, counts and masks are left out."""
@@ -85,6 +87,29 @@ class Wanted:
         """The squared relative error of outputs; infinite where they are NaN."""
         value = float(self.difference(outputs).double().square().sum())
         return value if value == value else float("inf")
+
+    def fills(self) -> dict[int, float]:
+        """Outputs of which one number, written many times as masks do it, is nearly all; with that number.
+
+        A comparison of such outputs sees little else.
+
+        >>> logits = torch.tensor([[0.5, -1e9, -1e9, 2.0]])
+        >>> Wanted.of([[logits, torch.ones(3)]]).fills()
+        {0: -1000000000.0}
+        """
+        found = {}
+        for number in range(len(self.weights)):
+            values = torch.cat([batch[number].flatten() for batch in self.outputs]).double()
+            values = values[values.isfinite()]
+            if not len(values):
+                continue
+            largest = values[values.abs().argmax()]
+            is_fill = values == largest
+            rest = float(values[~is_fill].square().sum())
+            count = int(is_fill.sum())
+            if count > 1 and 0 < rest < _LEAST_REST * count * float(largest) ** 2:
+                found[number] = float(largest)
+        return found
 
 
 @contextmanager
