@@ -9,12 +9,21 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.march import set_march
+from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, QuantWrapper, set_fake_quantize
+from horizon_plugin_pytorch.quantization import (
+    FakeQuantize,
+    FakeQuantState,
+    QuantStub,
+    QuantWrapper,
+    get_default_qconfig,
+    prepare_qat_fx,
+    set_fake_quantize,
+)
 from tests.operators.cases import CASES, Case
 from tests.operators.cases.base import Body
 from tests.routes import assert_one_arithmetic, prepared
@@ -247,3 +256,30 @@ def test_numbers_and_tensors_without_axes_on_every_route(function: Any, tmp_path
     quantized = assert_one_arithmetic(qat, (X,), tmp_path, [(-2 * X,)])
     on_grid = quantized.get_submodule("quant")(X).dequantize()
     assert (quantized(X) - function(on_grid)).abs().max() < 0.03
+
+
+class _Limited(nn.Module):
+    """A ReLU6 that no layer is fused with, and a layer whose plan depends on how large its inputs can be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.conv = QuantStub(scale=1 / 10), nn.Conv2d(4, 64, 1)
+        with torch.no_grad():
+            self.conv.weight.mul_(torch.logspace(-6, 0, 64).reshape(-1, 1, 1, 1))
+            self.conv.bias.fill_(1.0)  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.relu6(F.max_pool2d(self.quant(x), 2)))
+
+
+def test_a_wanted_gradient_changes_no_integers_behind_a_relu6() -> None:
+    set_march(March.BAYES)
+    torch.manual_seed(0)
+    model, data = _Limited().eval(), torch.rand(32, 4, 16, 16) * 14 - 4
+    qat = prepare_qat_fx(model, {"": get_default_qconfig()}).eval()
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    qat(data)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    with torch.no_grad():
+        want = qat(data).int_repr()
+    assert torch.equal(qat(data.requires_grad_()).int_repr(), want)

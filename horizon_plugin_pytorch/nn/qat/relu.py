@@ -40,13 +40,14 @@ class ReLU(QATModule):
         grid = None if x.grid is None else x.grid.clamp(low, high)
         if grid is not None and not (torch.is_grad_enabled() and x.requires_grad):
             out = x.with_grid(grid)
-            out.set_range(low, high)
-            return out
-        if self.limits[1] == float("inf"):
-            return x.like(torch.relu(x.plain()), grid)
-        # On the grid, 6 is the nearest multiple of the scale; the product in float32 is what conversion gives.
-        upper = float(high * x.scale) if x.is_rounded else self.limits[1]
-        return x.like(x.plain().clamp(0.0, upper), grid)
+        elif self.limits[1] == float("inf"):
+            out = x.like(torch.relu(x.plain()), grid)
+        else:
+            # On the grid, 6 is the nearest multiple of the scale; the product in float32 is what conversion gives.
+            upper = float(high * x.scale) if x.is_rounded else self.limits[1]
+            out = x.like(x.plain().clamp(0.0, upper), grid)
+        out.set_range(low, high)  # also where a gradient is wanted: the plans of the layers behind it depend on it
+        return out
 
 
 class ReLU6(ReLU):
