@@ -99,7 +99,7 @@ WORDS = {
     "given scale": "the quantizer `quant.activation_post_process` is qint8 by MovingAverageMinMaxObserver",
     "given scales": "of scale [0.25] in process 0 and qint8 by FixedScaleObserver",
     "layer": "`module.0",
-    "class": "the module `module.0` is Conv2d in process 0 and Linear in process 1",
+    "class": "the module `module.0` is Conv2d(2, 2, kernel_size=(1, 1), stride=(1, 1)) in process 0 and Linear(in_f",
     "longer": "`module.1",
     "steps": "steps is 1 in process 0 and 2 in process 1",
     "patience": "patience is 1 in process 0 and 2 in process 1",

@@ -125,7 +125,8 @@ def test_a_qat_file_gives_what_training_gives(name: str, opset: int, dtype: str)
     for optimization in ("off", "on"):
         # The default opset is safe from the int8 kernels that ONNX Runtime puts in, which round otherwise.
         (found,) = run_onnx(trained, inputs, optimization, int8_kernels=opset == 11)
-        assert (found - wanted).abs().max() <= 1.01 * step
+        # Sums of floats are other ones on each processor: in a network of int16 a tie on the way is a step more.
+        assert (found - wanted).abs().max() <= (1.01 if dtype == "qint8" else 2.05) * step
     assert {node.domain for node in trained.graph.node} == {""}
 
 

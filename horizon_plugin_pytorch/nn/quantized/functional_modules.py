@@ -271,7 +271,10 @@ class QFunctional(QuantizedModule):
         """Concatenate along `dim`, each input first brought to the output's scale."""
         inputs = [self.quantized_input(v) for v in x]
         ranges = [self._range_here(v) for v in inputs]
-        low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+        low, high = (
+            min((low for low, _ in ranges), default=self.low),
+            max((top for _, top in ranges), default=self.high),
+        )
         parts = [self._bytes_here(v) for v in inputs] if self._takes_bytes(inputs) else self._joined(inputs, "cat")
         return self.output(torch.cat(parts, dim), low, high)
 
