@@ -1,0 +1,34 @@
+"""What the tests of integer kernels let a machine be, and what they need of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.fixed_point import kernels
+from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Reach, disproof
+
+needs_kernels = pytest.mark.skipif(
+    bool(disproof(Kernels(), Reach.SEVEN_BITS)), reason="the kernels of this machine are not exact, or torch has none"
+)
+
+
+# For inputs of all bytes, and products of matrices.
+needs_all_bytes = pytest.mark.skipif(
+    bool(disproof(Kernels())), reason="the kernels of this machine are not exact for all inputs, or torch has none"
+)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, reach: Reach) -> None:
+    """Let the proofs of inputs beyond `reach` have failed."""
+    order = [Reach.BYTES, Reach.SEVEN_BITS, Reach.NOTHING]
+    beyond = order[: order.index(reach)]
+    monkeypatch.setattr(kernels, "_choice", kernels._Choice())
+    monkeypatch.setattr(kernels._choice, "_found", {(disproof, x): "wrong on purpose" for x in beyond})
+
+
+def with_all_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the proof of all inputs have succeeded: for operands with which it does on any machine."""
+    monkeypatch.setattr(kernels, "_choice", kernels._Choice())
+    monkeypatch.setattr(kernels._choice, "_found", {(disproof, Reach.BYTES): ""})
+    fp.use_integer_kernels(True)

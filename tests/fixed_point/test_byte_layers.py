@@ -1,0 +1,264 @@
+"""Layers and products on integer kernels, one at a time: the integers of the definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.fixed_point import byte_convs, kernels
+from horizon_plugin_pytorch.fixed_point.byte_convs import is_on_kernels
+from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk
+from tests.fixed_point.reach import needs_all_bytes, needs_kernels, with_all_bytes
+
+
+@pytest.fixture(autouse=True)
+def as_the_environment_says() -> Iterator[None]:
+    yield
+    fp.use_integer_kernels(None)
+
+
+class Largest(TorchDispatchMode):
+    """The largest tensor that is made, in bytes."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.size = max(self.size, made.untyped_storage().nbytes())
+        return made
+
+
+@needs_all_bytes
+@pytest.mark.parametrize("limit", [127, 32767], ids=["int8", "int16"])
+def test_weights_of_linear_layers_become_bytes_at_once(limit: int) -> None:
+    """A layer whose input has a new scale at every step, as in training, makes them at every step."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (64, 512), generator=generator).float()
+    scale, ends = torch.full((64,), 1e-4, dtype=torch.float64), (-limit - 1, limit)
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": -128, "high": 127}
+    plan = fp.plan_accumulator(weight, None, scale, torch.tensor([10.0]), input_range=ends, **facts)
+    layer = fp.ByteLayer.of(plan, None, ends, 8)
+    assert layer is not None
+    x = torch.randint(-limit - 1, limit + 1, (3, 512), generator=generator).float()
+    with Largest() as largest:
+        out = layer(x, None)
+    assert largest.size == weight.numel()
+    assert out is not None and torch.equal(out.float(), fp.linear(x, None, *fp.flatten(plan)))
+
+
+LAYERS = {
+    "dense": ((32, 12, 3, 3), 1),
+    "pointwise": ((64, 96, 1, 1), 1),
+    "depthwise": ((48, 1, 3, 3), 48),
+    "grouped": ((16, 4, 3, 3), 4),
+    "one axis": ((24, 16, 3), 1),
+    "linear": ((40, 64), 1),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize(
+    ("low", "high", "lowest"), [(-128, 127, -128), (0, 127, 0), (0, 93, -128)], ids=["int8", "relu", "relu6"]
+)
+def test_kernels_that_requantize_give_the_integers_of_the_definition(
+    kind: str, low: int, high: int, lowest: int
+) -> None:
+    shape, groups = LAYERS[kind]
+    generator = torch.Generator().manual_seed(len(kind))
+    weight = torch.randint(-127, 128, shape, generator=generator).float()
+    weight[0] = -128
+    # Small factors, where two roundings are often not the definition: some channels must be finished elsewhere.
+    scale = 10 ** -(torch.rand(shape[0], generator=generator, dtype=torch.float64) * 2 + 2)
+    bias = torch.randn(shape[0], generator=generator, dtype=torch.float64) * 30
+    facts = {"output_axis": 0, "groups": groups, "weight_bits": 8, "low": low, "high": high}
+    plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([1.0]), input_range=(lowest, 127), **facts)
+    axes = len(shape) - 2
+    walk = None if axes == 0 else fp.Geometry([1] * axes, [1] * axes, [1] * axes, [0] * axes, groups, False)
+    layer = fp.ByteLayer.of(plan, walk, (lowest, 127), 8)
+    assert layer is not None
+    if walk is None and not is_on_kernels((lowest, 127)):
+        pytest.skip("a linear layer for whose inputs the kernels of this machine are not exact runs on float32")
+    size = (1700, shape[1]) if walk is None else (2, shape[1] * groups, *[3000][: axes % 2], *[48] * axes)[: axes + 2]
+    x = torch.randint(lowest, 128, size, generator=generator).float()
+    x[0] = 127
+    run = fp.linear if walk is None else fp.conv
+    expected = run(x, None, *fp.flatten(*([plan] if walk is None else [plan, walk])))
+    for _ in range(3):  # the second makes what the third uses
+        out = layer(x, None)
+        assert out is not None and out.dtype == torch.int8 and torch.equal(out.float(), expected)
+    small = x[:1, ..., :9, :9] if axes == 2 else x[:1]
+    out = layer(small, None)
+    expected = run(small, None, *fp.flatten(*([plan] if walk is None else [plan, walk])))
+    assert out is not None and torch.equal(out.float(), expected)
+    assert layer._rounding is not None or kind in ("grouped", "linear") or not is_on_kernels((lowest, 127))
+
+
+@needs_all_bytes
+@pytest.mark.parametrize("lowest", [-128, 0], ids=["signed", "relu"])
+@pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
+@pytest.mark.parametrize("axes", [1, 2])
+def test_few_pixels_are_rows_of_a_matrix(axes: int, has_residual: bool, lowest: int) -> None:
+    generator = torch.Generator().manual_seed(axes)
+    weight = torch.randint(-127, 128, (24, 33, *[1] * axes), generator=generator).float()
+    weight[0], weight[1] = -128, 127
+    scale = torch.rand(24, generator=generator, dtype=torch.float64).add_(0.1).mul_(1e-3)
+    bias = torch.randn(24, generator=generator, dtype=torch.float64) * 30
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": -128, "high": 127}
+    if has_residual:
+        facts["residual_scale"] = torch.tensor([0.37])
+    plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([1.0]), input_range=(lowest, 127), **facts)
+    walk = fp.Geometry([1] * axes, [0] * axes, [1] * axes, [0] * axes, 1, False)
+    layer = fp.ByteLayer.of(plan, walk, (lowest, 127), 8)
+    assert layer is not None
+    x = torch.randint(lowest, 128, (2, 33, *[9] * axes), generator=generator).float()
+    x[0, ..., 0], x[1, ..., 0] = 127, lowest
+    residual = torch.randint(-128, 128, (2, 24, *[9] * axes), generator=generator).float() if has_residual else None
+    expected = fp.conv(x, residual, *fp.flatten(plan, walk))
+    given = [x, x.to(torch.int8)]
+    given += [x.to(torch.int8).contiguous(memory_format=torch.channels_last)] if axes == 2 else []
+    for taken in given:
+        added = None if residual is None else residual.to(taken.dtype)
+        out = layer(taken, added)
+        assert out is not None and out.dtype == torch.int8 and torch.equal(out.float(), expected)
+    assert layer._matrix is not None and not layer._convs
+
+
+TRANSPOSED = {  # weight, stride, padding, output padding, groups
+    "twice, kernel 4": ((6, 5, 4, 4), (2, 2), (1, 1), (0, 0), 1),
+    "twice, kernel 3": ((6, 5, 3, 3), (2, 2), (1, 1), (1, 1), 1),
+    "side by side": ((6, 5, 2, 2), (2, 2), (0, 0), (0, 0), 1),
+    "stride 1": ((6, 5, 3, 5), (1, 1), (1, 2), (0, 0), 1),
+    "gaps": ((6, 5, 2, 1), (3, 2), (0, 0), (1, 1), 1),
+    "groups": ((12, 4, 3, 4), (2, 3), (1, 1), (1, 0), 3),
+    "one axis": ((6, 5, 4), (2,), (1,), (1,), 1),
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("kind", TRANSPOSED)
+@pytest.mark.parametrize("bits", [7, 8, 16])
+def test_transposed_convolutions_are_the_convolutions_of_their_phases(
+    bits: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, stride, padding, output_padding, groups = TRANSPOSED[kind]
+    if bits > 7:  # small weights, of which no machine saturates two products
+        with_all_bytes(monkeypatch)
+    fp.use_integer_kernels(True)
+    generator = torch.Generator().manual_seed(bits)
+    largest, (low, high) = (127 if bits == 7 else 60), {7: (0, 127), 8: (-128, 127), 16: (-32768, 32767)}[bits]
+    weight = torch.randint(-largest, largest + 1, shape, generator=generator).float()
+    outputs = shape[1] * groups
+    scale = torch.rand(outputs, generator=generator, dtype=torch.float64).add_(0.5).mul_(1e-2 / (high >> 6))
+    bias = torch.randn(outputs, generator=generator, dtype=torch.float64)
+    limits = {"low": -128, "high": 127} if bits < 16 else {"low": -32768, "high": 32767}
+    facts = {"output_axis": 1, "groups": groups, "weight_bits": 8, **limits}
+    plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([0.05]), input_range=(low, high), **facts)
+    axes = len(stride)
+    walk = fp.Geometry(list(stride), list(padding), [1] * axes, list(output_padding), groups, True)
+    layer = fp.ByteLayer.of(plan, walk, (low, high), 8)
+    assert isinstance(layer, fp.TransposedLayer)
+    x = torch.randint(low, high + 1, (2, shape[0], *(5, 7)[-axes:]), generator=generator).float()
+    expected = fp.conv(x, None, *fp.flatten(plan, walk))
+    for given in (x, x.to(torch.int16 if bits == 16 else torch.int8), x[:, :, :1], x):
+        out = layer(given, None)
+        assert out is not None and out.dtype == (torch.int16 if bits == 16 else torch.int8)
+        assert torch.equal(out.float(), fp.conv(given.float(), None, *fp.flatten(plan, walk)))
+    alone = layer(x[0], None)
+    assert alone is not None and torch.equal(alone.float(), expected[0])
+    assert layer(x, expected) is None
+
+
+@needs_kernels
+@pytest.mark.parametrize(("inputs", "outputs"), [(3, 3), (1, 2), (4, 6), (6, 4)])
+def test_groups_that_are_not_of_four_channels_run_on_float32(inputs: int, outputs: int) -> None:
+    """oneDNN has no kernel for them, and takes many times as long."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(-127, 128, (5 * outputs, inputs, 3, 3), generator=generator)
+    packed = byte_convs.pack(weight.to(torch.int8), Walk(groups=5), (0, 127), torch.Size([1, 5 * inputs, 8, 8]))
+    assert isinstance(packed, byte_convs.FloatConv)
+    x = torch.randint(0, 128, (1, 5 * inputs, 8, 8), generator=generator)
+    sums = packed(packed.taken(x.to(torch.int8)), None)
+    assert torch.equal(sums.double(), F.conv2d(x.double(), weight.double(), groups=5))
+
+
+def test_other_transposed_convolutions_have_no_kernel() -> None:
+    weight, scale = torch.ones(3, 4, 3, 3), torch.full((4,), 1e-3, dtype=torch.float64)
+    facts = {"output_axis": 1, "groups": 1, "weight_bits": 8, "low": -128, "high": 127, "input_range": (0, 127)}
+    plan = fp.plan_accumulator(weight, None, scale, torch.tensor([0.05]), **facts)
+    assert fp.ByteLayer.of(plan, fp.Geometry([2, 2], [0, 0], [2, 2], [0, 0], 1, True), (0, 127), 8) is None
+    depthwise = fp.plan_accumulator(torch.ones(4, 1, 3, 3), None, scale, torch.tensor([0.05]), **{**facts, "groups": 4})
+    assert fp.ByteLayer.of(depthwise, fp.Geometry([2, 2], [0, 0], [1, 1], [0, 0], 4, True), (0, 127), 8) is None
+    # Output padding beyond what the last pixel reaches.
+    assert fp.ByteLayer.of(plan, fp.Geometry([3, 3], [0, 0], [1, 1], [2, 2], 1, True), (0, 127), 8) is None
+
+
+PRODUCTS = {  # shapes of two operands
+    "matrices": ((96, 80), (80, 64)),
+    "heads": ((2, 3, 65, 64), (2, 3, 64, 70)),
+    "one for all": ((4, 65, 64), (64, 70)),
+    "broadcast": ((2, 1, 65, 64), (3, 64, 70)),
+    "long sums": ((33, 2100), (2100, 40)),
+}
+
+
+@pytest.mark.skipif("wrong sums" in kernels.products_disproof(Kernels()), reason="products are not exact here")
+@pytest.mark.parametrize("kind", PRODUCTS)
+@pytest.mark.parametrize("bits", [(8, 8), (16, 8), (8, 16), (16, 16)], ids=str)
+@pytest.mark.parametrize("is_real", [False, True], ids=["integers", "real"])
+def test_products_of_activations_are_those_of_the_definition(
+    bits: tuple[int, int], kind: str, is_real: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_all_bytes(monkeypatch)
+    generator = torch.Generator().manual_seed(sum(bits))
+    limits = [(-(1 << (n - 1)), (1 << (n - 1)) - 1) for n in bits]
+    a, b = (
+        torch.randint(low, high + 1, shape, generator=generator).float()
+        for shape, (low, high) in zip(PRODUCTS[kind], limits, strict=True)
+    )
+    a[..., 0, :], b[..., 0] = limits[0][1], limits[1][0]  # the largest sum
+    a[..., 1, :] = limits[0][0]
+    bound = float(a.shape[-1] * limits[0][0] * limits[1][0])
+    factor = torch.tensor([3e-7 if is_real else 300 / bound], dtype=torch.float64)
+    is_double = fp.is_beyond_float32(bound)
+    factor = (
+        factor if is_double and is_real else factor.float() if is_real else fp.choose_factor(factor, -128, 127, bound)
+    )
+    settings = (factor, is_double, -128, 127, is_real)
+    expected = fp.matmul(a, b, *settings)
+    small = [x.to(torch.int8 if n == 8 else torch.int16) for x, n in zip((a, b), bits, strict=True)]
+    turned = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in small]
+    for left, right in ((a, b), small, turned):
+        out = fp.matmul_on_bytes(left, right, tuple(limits), *settings)
+        assert out is not None and torch.equal(out, expected)
+
+
+def test_small_products_are_left_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_all_bytes(monkeypatch)
+    a = torch.ones(4, 8)
+    ends = ((-128, 127), (-128, 127))
+    assert fp.matmul_on_bytes(a, a.t(), ends, torch.tensor([0.1]), False, -128, 127, False) is None
+    assert (
+        fp.matmul_on_bytes(torch.ones(900), torch.ones(900, 300), ends, torch.tensor([0.1]), False, 0, 1, False) is None
+    )
+
+
+def test_a_layer_that_has_no_kernel_says_so() -> None:
+    weight = torch.full((4, 3, 1, 1), 9.0)
+    scale = torch.full((4,), 1e-4, dtype=torch.float64)
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": -128, "high": 127}
+    plan = fp.plan_accumulator(weight, None, scale, torch.tensor([0.01]), input_range=(-128, 127), **facts)
+    flat = fp.Geometry([1, 1], [0, 0], [1, 1], [0, 0], 1, False)
+    assert fp.ByteLayer.of(plan, flat, (-128, 127), 8) is not None
+    assert fp.ByteLayer.of(plan, flat, (-128, 127), 16) is None
+    assert fp.ByteLayer.of(plan, fp.Geometry([1] * 3, [0] * 3, [1] * 3, [0] * 3, 1, False), (-128, 127), 8) is None
+    layer = fp.ByteLayer.of(plan, flat, (-128, 127), 8)
+    assert layer is not None
+    assert layer(torch.empty(0, 3, 2, 2), None) is None
