@@ -131,6 +131,46 @@ def test_few_pixels_are_rows_of_a_matrix(axes: int, has_residual: bool, lowest: 
     assert layer._matrix is not None and not layer._convs
 
 
+@pytest.mark.skipif("wrong sums" in kernels.products_disproof(Kernels()), reason="products are not exact here")
+@needs_kernels
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
+def test_small_weights_take_the_routes_of_vnni_on_any_machine(
+    kind: str, bits: int, has_residual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two products of a byte and a weight up to 60 fit into 16 bits."""
+    with_all_bytes(monkeypatch)
+    shape, groups = LAYERS[kind]
+    axes = len(shape) - 2
+    generator = torch.Generator().manual_seed(bits)
+    weight = torch.randint(-60, 61, shape, generator=generator).float()
+    low, high = (-128, 127) if bits == 8 else (-32768, 32767)
+    scale = torch.rand(shape[0], generator=generator, dtype=torch.float64).add_(0.5).mul_(1.0 / high)
+    bias = torch.randn(shape[0], generator=generator, dtype=torch.float64)
+    facts = {"output_axis": 0, "groups": groups, "weight_bits": 8, "low": low, "high": high}
+    if has_residual:
+        facts |= {"residual_scale": torch.tensor([0.37]), "residual_bits": bits}
+    plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([0.5]), input_range=(low, high), **facts)
+    walk = None if axes == 0 else fp.Geometry([1] * axes, [1] * axes, [1] * axes, [0] * axes, groups, False)
+    layer = fp.ByteLayer.of(plan, walk, (low, high), 8)
+    assert layer is not None
+    storage = torch.int8 if bits == 8 else torch.int16
+    run, constants = (fp.linear, [plan]) if walk is None else (fp.conv, [plan, walk])
+    for size in (9, 40):  # few pixels, and many
+        x = torch.randint(low, high + 1, (2, shape[1] * groups, *[size] * axes), generator=generator).float()
+        x = x if axes else x.repeat(size, 1)
+        residual = None
+        if has_residual:
+            there = run(x, torch.zeros(()), *fp.flatten(*constants)).shape
+            residual = torch.randint(low, high + 1, there, generator=generator).float()
+        expected = run(x, residual, *fp.flatten(*constants))
+        for _ in range(3):  # the second makes what the third uses
+            for given in (torch.float32, storage):
+                out = layer(x.to(given), None if residual is None else residual.to(given))
+                assert out is not None and torch.equal(out.float(), expected)
+
+
 TRANSPOSED = {  # weight, stride, padding, output padding, groups
     "twice, kernel 4": ((6, 5, 4, 4), (2, 2), (1, 1), (0, 0), 1),
     "twice, kernel 3": ((6, 5, 3, 3), (2, 2), (1, 1), (1, 1), 1),
