@@ -215,7 +215,7 @@ class ByteLayer:
         return _Rounding(conv, line, plan.low, plan.high, rest, rest_conv, bias, factor, takes_rest)
 
     def _linear(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
-        if not is_on_kernels(self._range) and (len(self._pieces) > 1 or x.dtype != torch.int8):
+        if not is_on_kernels(self._range):  # float32 takes as long on bytes, and has to make them
             return None
         rows = x.reshape(-1, x.shape[-1])
         rounding = None
