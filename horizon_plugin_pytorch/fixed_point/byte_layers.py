@@ -23,8 +23,8 @@ from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     TWO_BYTES,
     is_plain,
     is_within,
-    new_output,
     output_sizes,
+    output_type,
     slices,
     walk_of,
 )
@@ -35,6 +35,7 @@ from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 
 _CHUNK = 1 << 19  # sums that are finished together: two megabytes
 _MOST_UNPROVED = 0.25  # of the channels
+_MOST_TASKS = 64  # shapes of inputs that a layer remembers
 _FEW_SUMS = 1 << 16  # of which to compute some channels again takes longer than to finish them all
 
 
@@ -55,6 +56,37 @@ def _pieces(plan: AccumulatorPlan, groups: int) -> list[_Piece]:
         pieces.append(_Piece(weight, slice(start, stop) if groups == 1 and len(weights) > 1 else None))
         start = stop
     return pieces
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What sums are finished with, of each channel."""
+
+    bias: Tensor | None
+    factor: Tensor
+    residual_factor: Tensor | None
+
+    def reshape(self, *shape: int) -> _Numbers:
+        """The same, to go with sums whose channels are followed by these axes."""
+        bias, residual = (None if x is None else x.reshape(shape) for x in (self.bias, self.residual_factor))
+        return _Numbers(bias, self.factor.reshape(shape), residual)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a convolution has to do for images of one shape.
+
+    Attributes:
+        sizes: the output's shape; None if there are no such images.
+        sums: how many numbers that are.
+        is_product: does it run as a product of matrices?
+        at_once: images whose sums are finished together.
+    """
+
+    sizes: torch.Size | None
+    sums: int = 0
+    is_product: bool = False
+    at_once: int = 1
 
 
 @dataclass(frozen=True)
@@ -115,11 +147,10 @@ class ByteLayer:
         self._lock = threading.Lock()
         self._convs: list[PackedConv | FloatConv] = []
         self._matrix: Tensor | None = None
-        spread = (-1,) if geometry is None else (-1, 1, 1)
-        self._factor = plan.factor.reshape(spread)
-        self._residual_factor = None if plan.residual_factor is None else plan.residual_factor.reshape(spread)
-        bias = None if plan.bias is None else plan.bias.reshape(spread)
-        self._bias = bias
+        numbers = _Numbers(plan.bias, plan.factor, plan.residual_factor)
+        self._of_rows, self._of_images = numbers.reshape(-1), numbers.reshape(-1, 1, 1)
+        self._width, self._type = plan.factor.numel(), output_type(plan)
+        self._tasks: dict[torch.Size, _Task] = {}
         self._has_run = False
         self._rounding: _Rounding | None = None
         self._is_rounding_known = not self._may_round()
@@ -220,25 +251,26 @@ class ByteLayer:
         rows = x.reshape(-1, x.shape[-1])
         rounding = None
         if residual is None:
-            rounding = self._rounding_of(len(rows) * len(self._factor), (1, x.shape[-1], len(rows), 1))
+            rounding = self._rounding_of(len(rows) * self._width, (1, x.shape[-1], len(rows), 1))
         if rounding is not None:  # rows are the positions of an image
             image = rounding(rounding.conv.taken(_as_image(rows)))
             return image[0, :, :, 0].t().reshape(*x.shape[:-1], image.shape[1])
-        shape = (*x.shape[:-1], len(self._factor))
+        shape = (*x.shape[:-1], self._width)
         if residual is not None and residual.shape != shape:
             return None
-        out = new_output(self._plan, (len(rows), shape[-1]), torch.contiguous_format)
+        out = torch.empty((len(rows), self._width), dtype=self._type)
         self._rows(rows, None if residual is None else residual.reshape(-1, shape[-1]), out)
         return out.reshape(shape)
 
     def _rows(self, rows: Tensor, residual: Tensor | None, out: Tensor) -> None:
         """Rows of a linear layer, or the pixels of a pointwise one, some at a time."""
-        for part in slices(len(rows), max(_CHUNK // max(out.shape[1], rows.shape[1]), 1)):
-            acc, given = self._sums_of_rows(rows[part]), out[part]
+        count, at_once = len(rows), max(_CHUNK // max(out.shape[1], rows.shape[1]), 1)
+        if count <= at_once:
+            self._finish(self._sums_of_rows(rows), residual, out, self._of_rows)
+            return
+        for part in slices(count, at_once):
             added = None if residual is None else residual[part]
-            if self._geometry is not None:
-                acc, given, added = _as_image(acc), _as_image(given), None if added is None else _as_image(added)
-            self._finish(acc, added, given)
+            self._finish(self._sums_of_rows(rows[part]), added, out[part], self._of_rows)
 
     def _sums_of_rows(self, rows: Tensor) -> Tensor:
         """int32 without the bias, or float32 with it."""
@@ -274,23 +306,34 @@ class ByteLayer:
         return self._images(x, residual)
 
     def _images(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
-        sizes = output_sizes(x.shape, self._pieces[0].weight.shape, self._walk)
-        if min(sizes) <= 0 or (residual is not None and residual.shape != sizes):
+        task = self._tasks.get(x.shape) or self._task_for(x.shape)
+        if task.sizes is None or (residual is not None and residual.shape != task.sizes):
             return None
-        if self._is_pointwise and self._is_product(sizes.numel()):
-            return self._pixels(x, residual, sizes)
-        rounding = self._rounding_of(sizes.numel(), x.shape) if residual is None else None
+        if task.is_product:
+            return self._pixels(x, residual, task.sizes)
+        rounding = self._rounding_of(task.sums, x.shape) if residual is None else None
         if rounding is not None:
             return rounding(rounding.conv.taken(x))
-        out = new_output(self._plan, sizes, torch.channels_last)
-        step = max(_CHUNK // sizes[1:].numel(), 1)
-        if step >= sizes[0]:
-            self._finish(self._sums_of_images(x), residual, out)
+        out = torch.empty(task.sizes, dtype=self._type, memory_format=torch.channels_last)
+        if task.at_once >= task.sizes[0]:
+            self._finish(self._sums_of_images(x), residual, out, self._of_images)
             return out
-        for part in slices(sizes[0], step):
+        for part in slices(task.sizes[0], task.at_once):
             acc = self._sums_of_images(x[part])
-            self._finish(acc, None if residual is None else residual[part], out[part])
+            self._finish(acc, None if residual is None else residual[part], out[part], self._of_images)
         return out
+
+    def _task_for(self, shape: torch.Size) -> _Task:
+        sizes = output_sizes(shape, self._pieces[0].weight.shape, self._walk)
+        task = _Task(None)
+        if min(sizes) > 0:
+            sums = sizes.numel()
+            is_product = self._is_pointwise and self._is_product(sums)
+            task = _Task(sizes, sums, is_product, max(_CHUNK // sizes[1:].numel(), 1))
+        if len(self._tasks) >= _MOST_TASKS:
+            self._tasks = {}
+        self._tasks[shape] = task
+        return task
 
     def _is_product(self, sums: int) -> bool:
         """Is a pointwise convolution to run as a product of matrices? For few pixels this kernel is reached sooner."""
@@ -298,9 +341,10 @@ class ByteLayer:
 
     def _pixels(self, x: Tensor, residual: Tensor | None, sizes: torch.Size) -> Tensor:
         """A pointwise convolution as a product of matrices."""
-        out = new_output(self._plan, sizes, torch.channels_last)
-        self._rows(_pixels_of(x), None if residual is None else _pixels_of(residual), _pixels_of(out))
-        return out
+        batch, channels, height, width = sizes
+        out = torch.empty((batch * height * width, channels), dtype=self._type)
+        self._rows(_pixels_of(x), None if residual is None else _pixels_of(residual), out)
+        return out.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
     def _sums_of_images(self, x: Tensor) -> Tensor:
         convs = self._convs or self._pack(x.shape)
@@ -315,7 +359,8 @@ class ByteLayer:
             value = conv(some, None)
             total = value if total is None else total.add_(value)
         assert total is not None
-        return total if self._bias is None else total.add_(self._bias)
+        bias = self._of_images.bias
+        return total if bias is None else total.add_(bias)
 
     def _pack(self, shape: torch.Size) -> list[PackedConv | FloatConv]:
         with self._lock, torch.inference_mode(False), torch.no_grad():  # they outlive the call
@@ -326,39 +371,40 @@ class ByteLayer:
     def _pack_for(self, weight: Tensor, walk: Walk, shape: torch.Size) -> PackedConv | FloatConv:
         return pack(weight.to(torch.int8), walk, self._range, shape)
 
-    def _finish(self, acc: Tensor, residual: Tensor | None, out: Tensor) -> None:
+    def _finish(self, acc: Tensor, residual: Tensor | None, out: Tensor, by: _Numbers) -> None:
         """Residual, requantization and the output's type, of sums that this may write to.
 
         Args:
             acc: float32 with the bias, or int32 without.
+            by: of each channel, as the sums have them.
         """
-        if self._is_finished(acc, residual, out):
+        if self._is_finished(acc, residual, out, by):
             return
         plan = self._plan
         if acc.dtype == torch.int32:
-            acc = acc.float() if self._bias is None else torch.add(acc, self._bias)  # float32, as the bias is
-        if residual is not None and self._residual_factor is not None:
-            acc.add_(torch.mul(residual, self._residual_factor).add_(0.5).floor_())
-        acc.mul_(self._factor)
+            acc = acc.float() if by.bias is None else torch.add(acc, by.bias)  # float32, as the bias is
+        if residual is not None and by.residual_factor is not None:
+            acc.add_(torch.mul(residual, by.residual_factor).add_(0.5).floor_())
+        acc.mul_(by.factor)
         if plan.is_real:
             torch.add(acc, 0.0, out=out)
         else:
             out.copy_(acc.round_().clamp_(plan.low, plan.high))
 
-    def _is_finished(self, acc: Tensor, residual: Tensor | None, out: Tensor) -> bool:
+    def _is_finished(self, acc: Tensor, residual: Tensor | None, out: Tensor, by: _Numbers) -> bool:
         """Has a compiled pass done it?"""
         made, plan = passes(), self._plan
         if made is None or plan.is_real or not is_serial(out):
             return False
-        is_known = residual is None or (residual.dtype == torch.int8 and self._residual_factor is not None)
+        is_known = residual is None or (residual.dtype == torch.int8 and by.residual_factor is not None)
         sums, added, given = (None if x is None else _rows_of(x) for x in (acc, residual, out))
         if not is_known or sums is None or given is None or (residual is not None and added is None):
             return False
-        bias = self._bias if acc.dtype == torch.int32 else None
-        by_column = (bias, self._residual_factor if residual is not None else None, self._factor)
+        bias = by.bias if acc.dtype == torch.int32 else None
+        by_column = (bias, by.residual_factor if residual is not None else None, by.factor)
         if any(x is not None and (x.numel() != given.shape[1] or x.dtype != torch.float32) for x in by_column):
             return False
-        made.settle(sums, bias, added, self._residual_factor, self._factor, (plan.low, plan.high), given)
+        made.settle(sums, bias, added, by.residual_factor, by.factor, (plan.low, plan.high), given)
         return True
 
 

@@ -16,7 +16,7 @@ SEVEN_BITS, BYTE, TWO_BYTES = (0, 127), (-128, 127), (-(1 << 15), (1 << 15) - 1)
 
 def is_plain(x: Tensor) -> bool:
     """Is this an ordinary tensor with numbers, of which nobody wants a gradient?"""
-    return type(x) is Tensor and x.device.type == "cpu" and not x.requires_grad and x.numel() > 0
+    return type(x) is Tensor and x.is_cpu and not x.requires_grad and x.numel() > 0
 
 
 def is_within(limits: tuple[int, int], others: tuple[int, int]) -> bool:
@@ -42,11 +42,16 @@ def output_sizes(shape: torch.Size, weight: torch.Size, walk: kernels.Walk) -> t
 
 
 def new_output(plan: AccumulatorPlan, shape: torch.Size | tuple[int, ...], layout: torch.memory_format) -> Tensor:
-    """Memory for a layer's output: the smallest type that holds its integers; float32 for real numbers."""
-    limits, dtype = (plan.low, plan.high), torch.float32
-    if not plan.is_real and is_within(limits, TWO_BYTES):
-        dtype = torch.int8 if is_within(limits, BYTE) else torch.int16
-    return torch.empty(shape, dtype=dtype, memory_format=layout)
+    """Memory for a layer's output, in its `output_type`."""
+    return torch.empty(shape, dtype=output_type(plan), memory_format=layout)
+
+
+def output_type(plan: AccumulatorPlan) -> torch.dtype:
+    """The smallest type that holds a layer's integers; float32 for real numbers."""
+    limits = (plan.low, plan.high)
+    if plan.is_real or not is_within(limits, TWO_BYTES):
+        return torch.float32
+    return torch.int8 if is_within(limits, BYTE) else torch.int16
 
 
 def slices(count: int, step: int) -> Iterator[slice]:

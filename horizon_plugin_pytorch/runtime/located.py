@@ -185,18 +185,18 @@ class PlacedModule(Successor):
                 return module(*args, **kwargs)
         if current_forward():
             self.refuse_states((*args, *kwargs.values()))
-        is_run = interceptor() is not None  # by the forward of the user's model
-        if is_run and self.is_on_real(args, kwargs):
-            return self.current_float_form()(*args, **kwargs)
+        model = interceptor()
+        is_run = model is not None  # by the forward of the user's model
         step, given = None, args
         if is_run:
-            args, kwargs = interceptor().with_scales(self, "", args, kwargs)
-        if is_run and self.member is not None:
-            step, args = self.member.take(args)
-        if is_run:
+            if self.is_on_real(args, kwargs):
+                return self.current_float_form()(*args, **kwargs)
+            args, kwargs = model.with_scales(self, "", args, kwargs)
+            if self.member is not None:
+                step, args = self.member.take(args)
             args, kwargs = unmarked((args, kwargs))
-        if self.stub_paths:
-            args, kwargs = self.through_stubs(args, kwargs)
+            if self.stub_paths:
+                args, kwargs = self.through_stubs(args, kwargs)
         try:
             out = super().__call__(*args, **kwargs)
             if self.gives_real or self.gives_accumulator:
