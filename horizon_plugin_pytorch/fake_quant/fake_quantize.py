@@ -202,7 +202,7 @@ class FakeQuantize(nn.Module):
     @property
     def format(self) -> tuple[QuantDType, int, int, int]:
         """The number format, the smallest and largest integer, and the channel axis."""
-        observer = self.activation_post_process
+        observer: Any = self._modules["activation_post_process"]  # quicker than as an attribute, in every forward
         return observer.dtype, observer.quant_min, observer.quant_max, observer.ch_axis
 
     @property
@@ -246,7 +246,11 @@ class FakeQuantize(nn.Module):
     @property
     def is_exact(self) -> bool:
         """In the VALIDATION state the integers of deployment are computed, not an approximation of them."""
-        return not self.is_observing and self.is_quantizing and not is_written()
+        observes, rounds = self._buffers["observer_enabled"], self._buffers["fake_quant_enabled"]
+        assert observes is not None and rounds is not None
+        if is_asynchronous(observes) or is_asynchronous(rounds) or is_traced():
+            return not self.is_observing and self.is_quantizing and not is_written()
+        return FakeQuantize.enabled and bool(rounds.item()) and not observes.item() and not is_written()
 
     def set_owner(self, path: str) -> None:
         """The module's path in the model, for messages."""

@@ -111,7 +111,10 @@ class QATModule(PlacedModule):
     def is_exact(self) -> bool:
         """Is the module in the VALIDATION state?"""
         quantizers = self.fake_quantizers()
-        return bool(quantizers) and all(q.is_exact for q in quantizers)
+        for quantizer in quantizers:
+            if not quantizer.is_exact:
+                return False
+        return bool(quantizers)
 
     def check_nan(self) -> None:
         """Raise where a scale or a parameter is NaN, if `fake_quantize_base.check_nan_scale` asks for it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.statistics.cache import lasting
-from horizon_plugin_pytorch.untraced import untraced
+from horizon_plugin_pytorch.untraced import is_traced, untraced
 
 _MOST_PLANS = 64
 # Memory of the plans beside the newest one: so much, or so many times that of the newest.
@@ -36,7 +36,6 @@ class PlanCache:
         self._uses: Counter[tuple[int, int]] = Counter()  # of memory, which plans share: address and size
         self._bytes = 0
 
-    @untraced
     def get(self, inputs: tuple[QTensor | Tensor, ...], key: Hashable, build: Callable[[], Any]) -> Any:
         """The plan for these inputs and this key.
 
@@ -45,6 +44,9 @@ class PlanCache:
             key: what else the plan depends on.
             build: makes the plan.
         """
+        return (self._get if not is_traced() else self._get_untraced)(inputs, key, build)
+
+    def _get(self, inputs: tuple[QTensor | Tensor, ...], key: Hashable, build: Callable[[], Any]) -> Any:
         full_key = (key, *[_key_of(x) for x in inputs])
         found = self._plans.get(full_key)
         if found is None:
@@ -56,6 +58,8 @@ class PlanCache:
                 if full_key in self._plans:
                     self._plans[full_key] = self._plans.pop(full_key)
         return found[0]
+
+    _get_untraced = untraced(_get)
 
     def _keep(self, key: Hashable, plan: Any, scales: tuple[Tensor, ...]) -> None:
         with self._lock:
@@ -122,6 +126,6 @@ def _key_of(x: QTensor | Tensor) -> Hashable:
 
 def _scale_key(scale: Tensor) -> Hashable:
     """The numbers of a scale; on other devices, where looking at them takes long, the tensor and its writes."""
-    if scale.device.type != "cpu":
+    if not scale.is_cpu:
         return id(scale), scale._version, scale.device
     return scale.item() if scale.numel() == 1 else tuple(scale.flatten().tolist())
