@@ -4,7 +4,8 @@ Integers of 16 bits go through the kernels as two bytes, ``x == 256 * high + low
 gives exact sums: those of a convolution in float32, below 2**24, for which input channels are cut where it needs that;
 those of a product of matrices, as which pointwise convolutions run, in int32. They are added, scaled and rounded in
 float64, as `accumulator.WideFinish` says, some pixels at a time, in memory that stays in the cache; or, where passes
-are compiled, in one.
+are compiled, in one. Where kernels have no exact product of matrices, one product in float64 takes as long as those of
+the two bytes in float32, and nothing is left to add.
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ class WideLayer:
         self._lock = threading.Lock()
         self._pieces: list[_Piece] = []
         self._matrix: Tensor | None = None
+        # A pointwise convolution of two bytes for which kernels have no product may run on float64.
+        is_small = geometry is not None and _is_pointwise(plan, geometry)
+        self._has_doubles = is_small and bool(parts) and self._dtype == torch.int16
+        self._doubles: Tensor | None = None  # its matrix
         self._finish = self._finish_with(None)
         self._is_joined = False  # are the sums of both bytes added as they leave the kernel?
 
@@ -139,7 +144,7 @@ class WideLayer:
         if x.dtype != self._dtype:
             x = torch.empty(x.shape, dtype=self._dtype, memory_format=torch.channels_last).copy_(x)
         out = new_output(self._plan, sizes, torch.channels_last)
-        if not self._parts:
+        if not self._parts or (self._has_doubles and passes() is None):  # where they are compiled, bytes are faster
             down, right = self._walk.stride
             self._rows(_pixels(x[:, :, ::down, ::right]), None if residual is None else _pixels(residual), _pixels(out))
             return out
@@ -172,6 +177,9 @@ class WideLayer:
 
     def _rows(self, rows: Tensor, residual: Tensor | None, out: Tensor) -> None:
         """A product of matrices, the input's rows by the weights."""
+        if self._has_doubles:
+            self._double_rows(rows, residual, out)
+            return
         matrix = self._matrix if self._matrix is not None else self._transpose()
         if rows.dtype != self._dtype:
             rows = torch.empty(rows.shape, dtype=self._dtype).copy_(rows)
@@ -183,6 +191,16 @@ class WideLayer:
                 signed = _low_and_high(rows[part], 128)
                 sums = [kernels.multiply(digit.view(torch.int8), matrix) for digit in signed]
             self._store(sums, None if residual is None else residual[part], out[part])
+
+    def _double_rows(self, rows: Tensor, residual: Tensor | None, out: Tensor) -> None:
+        """The same product in float64, whose sums are whole numbers below 2**53."""
+        matrix = self._doubles
+        if matrix is None:
+            with torch.inference_mode(False), torch.no_grad():  # it outlives the call
+                matrix = self._doubles = _whole_weight(self._plan, 1).flatten(1).t().double()
+        for part in slices(len(rows), max(_BLOCK // max(matrix.shape), 1)):
+            acc = torch.mm(rows[part].double(), matrix)
+            self._finish.write(acc, None if residual is None else residual[part], out[part])
 
     def _store(self, sums: list[Tensor], residual: Tensor | None, out: Tensor) -> None:
         """Add the sums of rows, finish them, and write them to the output, which is of rows too."""

@@ -302,3 +302,34 @@ def test_a_layer_that_has_no_kernel_says_so() -> None:
     layer = fp.ByteLayer.of(plan, flat, (-128, 127), 8)
     assert layer is not None
     assert layer(torch.empty(0, 3, 2, 2), None) is None
+
+
+@needs_kernels
+@pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
+@pytest.mark.parametrize("lowest", [-(1 << 15), 0], ids=["signed", "relu"])
+@pytest.mark.parametrize(("outputs", "inputs", "stride"), [(1, 1, 1), (24, 33, 2), (130, 512, 1)])
+def test_pointwise_layers_of_two_bytes(outputs: int, inputs: int, stride: int, lowest: int, has_residual: bool) -> None:
+    """As products of bytes or, where kernels have none that is exact, of float64."""
+    generator = torch.Generator().manual_seed(outputs)
+    limits = (lowest, (1 << 15) - 1)
+    weight = torch.randint(-128, 128, (outputs, inputs, 1, 1), generator=generator).float()
+    weight[0] = -128
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": limits[0], "high": limits[1], "residual_bits": 16}
+    scale = torch.rand(outputs, generator=generator, dtype=torch.float64).mul_(1e-3).add_(1e-4)
+    if has_residual:
+        facts["residual_scale"] = torch.tensor([0.3])
+    bias = torch.randn(outputs, generator=generator) * 30
+    plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([2.0]), input_range=limits, **facts)
+    walk = fp.Geometry([stride, stride], [0, 0], [1, 1], [0, 0], 1, False)
+    layer = fp.ByteLayer.of(plan, walk, limits, 8)
+    assert isinstance(layer, fp.WideLayer)
+    x = torch.randint(lowest, 1 << 15, (2, inputs, 9, 7), generator=generator).float()
+    x[0] = lowest or limits[1]
+    residual = None
+    if has_residual:
+        size = (2, outputs, -(-9 // stride), -(-7 // stride))
+        residual = torch.randint(-(1 << 15), 1 << 15, size, generator=generator).float()
+    expected = fp.conv(x, residual, *fp.flatten(plan, walk))
+    for given in (x, x.short(), x.short().contiguous(memory_format=torch.channels_last)):
+        out = layer(given, None if residual is None else residual.short())
+        assert out is not None and torch.equal(out.float(), expected)
