@@ -78,6 +78,39 @@ def signed_sums(x: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor
     return positive.reshape(x.shape[:-1]), negative.reshape(x.shape[:-1])
 
 
+@dataclass(frozen=True)
+class OutputSums:
+    """Sums of the integer weights that each output channel of a layer reads, in float64.
+
+    Attributes:
+        positive, negative: of the positive weights, and of the negative ones without their sign.
+        largest: the largest magnitude of a weight, or a number above it.
+    """
+
+    positive: Tensor
+    negative: Tensor
+    largest: float
+
+    @staticmethod
+    def of(weight: Tensor, output_axis: int, groups: int, largest: float | None = None) -> OutputSums:
+        """The sums of a layer's weight.
+
+        Args:
+            output_axis: 0 for Conv2d and Linear, 1 for ConvTranspose2d.
+            largest: as of `last_sum`.
+
+        >>> OutputSums.of(torch.tensor([[3.0, -5.0, 2.0], [0.0, 1.0, 0.0]]), 0, 1).positive.tolist()
+        [5.0, 1.0]
+        """
+        largest = largest_of(weight) if largest is None else largest
+        return OutputSums(*signed_sums(by_output(weight, output_axis, groups).flatten(1), largest), largest)
+
+
+def by_output(weight: Tensor, output_axis: int, groups: int) -> Tensor:
+    """A layer's weight as [out, in / groups, ...]; that of ConvTranspose2d is [in, out / groups, ...]."""
+    return weight if output_axis == 0 else weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
 def multiplier_and_shift(ratio: Tensor) -> tuple[Tensor, Tensor]:
     """The integers ``M`` (20 bits) and ``n`` with ``M / 2**n`` nearest to each ratio.
 
