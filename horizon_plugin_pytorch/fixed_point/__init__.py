@@ -73,6 +73,7 @@ from horizon_plugin_pytorch.fixed_point.reduction import (
 )
 from horizon_plugin_pytorch.fixed_point.rescaling import (
     EXACT_FLOAT32,
+    OutputSums,
     choose_factor,
     multiplier_and_shift,
     rescale_,
@@ -103,17 +104,16 @@ from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
-    "AngleTables", "Blocks", "ByteLayer", "Division", "Geometry", "SegmentTable", "Table", "TransposedLayer",
-    "WideLayer", "adaptive_matrix", "add", "affine", "along", "are_kernels_used", "atan2", "avg_pool2d", "avg_pool3d",
-    "away_from_zero", "bev_pool", "bilinear_matrix", "bilinear_positions", "block_scale", "build_angles",
-    "build_segments", "build_table", "choose_affine", "choose_comparison", "choose_factor", "choose_logarithm",
-    "choose_mix", "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen", "compare", "conv",
-    "correlation", "cumsum", "deformable_attention", "dequantize", "div", "divide_by_norm", "dynamic_linear",
-    "evaluate", "extremum", "flatten", "grid_factors", "grid_sample", "has_products", "integer_kernels",
-    "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "lookup_bytes", "matmul",
+    "AngleTables", "Blocks", "ByteLayer", "Division", "Geometry", "OutputSums", "SegmentTable", "Table",
+    "TransposedLayer", "WideLayer", "adaptive_matrix", "add", "affine", "along", "are_kernels_used", "atan2",
+    "avg_pool2d", "avg_pool3d", "away_from_zero", "bev_pool", "bilinear_matrix", "bilinear_positions", "block_scale",
+    "build_angles", "build_segments", "build_table", "choose_affine", "choose_comparison", "choose_factor",
+    "choose_logarithm", "choose_mix", "choose_quotient_factor", "choose_slopes", "choose_sum_factors", "coarsen",
+    "compare", "conv", "correlation", "cumsum", "deformable_attention", "dequantize", "div", "divide_by_norm",
+    "dynamic_linear", "evaluate", "extremum", "flatten", "grid_factors", "grid_sample", "has_products",
+    "integer_kernels", "is_beyond_float32", "is_wide", "linear", "log_softmax", "lookup", "lookup_bytes", "matmul",
     "matmul_on_bytes", "mix_channels", "mul", "multiplier_and_shift", "norm", "normalize", "on_grid_between",
-    "plan_accumulator", "prelu", "quantize",
-    "requantize", "resample2d", "resample3d", "rescale_", "resize2d", "rle", "roi_align", "scatter_rows",
-    "smallest_divisor", "softmax", "split_digits", "sum", "sum_dtype", "topk", "unflatten",
+    "plan_accumulator", "prelu", "quantize", "requantize", "resample2d", "resample3d", "rescale_", "resize2d", "rle",
+    "roi_align", "scatter_rows", "smallest_divisor", "softmax", "split_digits", "sum", "sum_dtype", "topk", "unflatten",
     "use_integer_kernels", "weight_bits",
 ]  # fmt: skip

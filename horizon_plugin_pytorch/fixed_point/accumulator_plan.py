@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, choose_factor, signed_sums
+from horizon_plugin_pytorch.fixed_point import rescaling
+from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, OutputSums, choose_factor, signed_sums
 
 INT32_MAX = (1 << 31) - 1
 _DIGIT = 128.0
@@ -104,14 +105,27 @@ def split_digits(x: Tensor, count: int) -> list[Tensor]:
     return [torch.add(x, high, alpha=-256.0), high]
 
 
-def reaches(weight: Tensor, low: float, high: float) -> Tensor:
-    """The largest positive and negative sums over the last axis: [2, ...] in float64."""
-    positive, negative = signed_sums(weight)
+def reaches(weight: Tensor, low: float, high: float, largest: float | None = None) -> Tensor:
+    """The largest positive and negative sums over the last axis: [2, ...] in float64.
+
+    Args:
+        largest: the largest magnitude of a weight, or a number above it, where somebody knows one.
+    """
+    return _reaches_of(*signed_sums(weight, largest), low, high)
+
+
+def _reaches_of(positive: Tensor, negative: Tensor, low: float, high: float) -> Tensor:
     return torch.stack([positive * high + negative * -low, negative * high + positive * -low])
 
 
 def channel_parts(
-    weight: Tensor, channels: int, low: float, high: float, bias: Tensor, whole: Tensor | None = None
+    weight: Tensor,
+    channels: int,
+    low: float,
+    high: float,
+    bias: Tensor,
+    whole: Tensor | None = None,
+    largest: float | None = None,
 ) -> int:
     """How many slices of the input channels keep every slice's partial sums below 2**24; 0 if none does.
 
@@ -119,8 +133,9 @@ def channel_parts(
         weight: [out, weights], those of an input channel side by side.
         bias: what the sum holds beside the products, if it stays whole.
         whole: the `reaches` of the weight, where they are known.
+        largest: as of `reaches`.
     """
-    whole = reaches(weight, low, high) if whole is None else whole
+    whole = reaches(weight, low, high, largest) if whole is None else whole
     if float((whole.amax(0) + bias).max()) < EXACT_FLOAT32:
         return 1
     taps = weight.shape[1] // max(channels, 1)
@@ -129,7 +144,7 @@ def channel_parts(
             break
         # Sums over whole slices: those of single channels are short, and torch takes long for many short ones.
         sizes = [len(slice_) * taps for slice_ in torch.arange(channels).tensor_split(parts)]
-        if all(float(reaches(piece, low, high).max()) < EXACT_FLOAT32 for piece in weight.split(sizes, 1)):
+        if all(float(reaches(piece, low, high, largest).max()) < EXACT_FLOAT32 for piece in weight.split(sizes, 1)):
             return parts
     return 0
 
@@ -170,6 +185,7 @@ def plan_accumulator(
     high: int,
     residual_scale: Tensor | None = None,
     residual_bits: int = 8,
+    sums: OutputSums | None = None,
 ) -> AccumulatorPlan:
     """Choose digits, parts and factors for a layer.
 
@@ -181,10 +197,9 @@ def plan_accumulator(
         output_axis: 0 for Conv2d and Linear, 1 for ConvTranspose2d.
         input_range: smallest and largest integer of the input.
         residual_scale: scale of a tensor that is added before rounding.
+        sums: those of the weight, where they are known.
     """
-    by_output = weight
-    if output_axis == 1:  # [in, out / groups, ...] -> [out, in / groups, ...]
-        by_output = by_output.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    by_output = rescaling.by_output(weight, output_axis, groups)
     outputs, channels = by_output.shape[:2]
     by_output = by_output.flatten(1)
     accumulator_scale = accumulator_scale.double().reshape(-1).expand(outputs)
@@ -193,9 +208,12 @@ def plan_accumulator(
         integer_bias = torch.round(bias.detach().double() / accumulator_scale).clamp(-INT32_MAX - 1, INT32_MAX)
         bias_size = integer_bias.abs()
 
-    whole = reaches(by_output, min(input_range[0], 0), max(input_range[1], 0))
+    sums = OutputSums.of(weight, output_axis, groups) if sums is None else sums
+    whole = _reaches_of(sums.positive, sums.negative, min(input_range[0], 0), max(input_range[1], 0))
     reach = whole.amax(0) + bias_size
-    cut = _choose_cut(weight, by_output, whole, bias_size, input_range, weight_bits, output_axis, groups, channels)
+    cut = _choose_cut(
+        weight, by_output, whole, bias_size, input_range, weight_bits, output_axis, groups, channels, sums.largest
+    )
     is_pointwise = groups == 1 and by_output.shape[1] == channels
     is_double = cut.parts == 0 or (is_pointwise and max(cut.input_digits, cut.weight_digits) > 1)
     # One piece holds the bias too, where that fits.
@@ -289,22 +307,23 @@ def _choose_cut(
     output_axis: int,
     groups: int,
     channels: int,
+    largest: float,
 ) -> Cut:
     """The cheapest cut that keeps every piece exact."""
     input_axis = 1 - output_axis
     is_byte = max(-input_range[0], input_range[1]) <= _DIGIT
     low, high = min(input_range[0], 0), max(input_range[1], 0)
     if weight_bits <= 8:
-        parts = channel_parts(by_output, channels, low, high, bias, whole)
+        parts = channel_parts(by_output, channels, low, high, bias, whole, largest)
         if parts == 1 or (parts and is_byte):
             return cut_layer(weight, 1, 1, parts, input_axis, groups)
         if groups > 1 and output_axis == 0:  # a few channels of a depthwise layer may need a second piece
-            part = _tap_parts(reaches(by_output.unsqueeze(-1), low, high))
+            part = _tap_parts(reaches(by_output.unsqueeze(-1), low, high, largest))
             parts = int(part.max()) + 1
             if parts <= _MOST_TAP_PARTS and float(bias.max()) < EXACT_FLOAT32:
                 masks = part.reshape(weight.shape)
                 return Cut(1, 1, parts, [weight * (masks == index) for index in range(parts)])
     input_digits, weight_digits = (1 if is_byte else 2), (1 if weight_bits <= 8 else 2)
     digits = by_output if weight_digits == 1 else by_output.clamp(-_DIGIT, _DIGIT)
-    parts = channel_parts(digits, channels, -_DIGIT, _DIGIT, torch.zeros_like(bias))
+    parts = channel_parts(digits, channels, -_DIGIT, _DIGIT, torch.zeros_like(bias), largest=largest)
     return cut_layer(weight, input_digits, weight_digits, parts, input_axis, groups)

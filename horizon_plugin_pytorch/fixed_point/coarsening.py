@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.fixed_point.rescaling import signed_sums
+from horizon_plugin_pytorch.fixed_point.rescaling import OutputSums, by_output, signed_sums
 
 # Beyond int32 with room for the sum there is no choice; beyond float32's integers a coarser grid is only faster, so it
 # is taken where its effect on the output is provably below an eighth of a step.
@@ -36,12 +36,12 @@ def _by_input(values: Tensor, weight: Tensor, output_axis: int, groups: int) -> 
     return spread.reshape(*spread.shape, *[1] * (weight.dim() - 2))
 
 
-def _output_size(weight: Tensor, output_axis: int, groups: int) -> Tensor:
-    """The sum of the magnitudes of everything that one output channel reads."""
-    if output_axis == 1:
-        weight = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    positive, negative = signed_sums(weight.flatten(1))
-    return positive + negative
+def _lost(weight: Tensor, exponent: Tensor, output_axis: int, groups: int) -> Tensor:
+    """What a coarser grid takes away from the magnitudes of everything that one output channel reads, at most."""
+    rows = by_output(weight, output_axis, groups).flatten(1)
+    (changed,) = exponent.nonzero(as_tuple=True)
+    positive, negative = signed_sums(_remainder(rows[changed], exponent[changed]))
+    return torch.zeros_like(exponent).index_copy_(0, changed, positive + negative)
 
 
 def coarsen(
@@ -55,6 +55,7 @@ def coarsen(
     input_size: float,
     output_steps: int,
     residual_size: Tensor | float = 0.0,
+    sums: OutputSums | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Integer weights and the accumulator's scale, on a coarser grid in channels whose bias or residual needs it.
 
@@ -75,6 +76,7 @@ def coarsen(
         input_size: the input's largest magnitude, in integers.
         output_steps: how many steps the output's range has.
         residual_size: largest real magnitude of a tensor that is added to the accumulator.
+        sums: those of the weight, where they are known.
 
     >>> weight, scale = torch.tensor([[127.0], [127.0]]), torch.tensor([1e-12, 1e-3], dtype=torch.float64)
     >>> w, s = coarsen(weight, torch.ones(2), scale, torch.tensor([0.1]), output_axis=0, groups=1, input_size=128,
@@ -85,7 +87,8 @@ def coarsen(
     channels = weight.shape[0] if output_axis == 0 else weight.shape[1] * groups
     scale = accumulator_scale.detach().double().reshape(-1).expand(channels)
     step = None if output_scale is None else output_scale.double().reshape(-1)
-    total = _output_size(weight, output_axis, groups)
+    sums = OutputSums.of(weight, output_axis, groups) if sums is None else sums
+    total = sums.positive + sums.negative
     size = total * input_size * scale
     carried = torch.as_tensor(residual_size, dtype=torch.float64, device=weight.device).reshape(-1).expand(channels)
     if bias is not None:
@@ -99,8 +102,7 @@ def coarsen(
     if step is not None and output_steps < _INT8_STEPS:
         should = torch.maximum(must, _exponent(largest / scale, _SHOULD_FIT, _COMFORTABLE))
         if bool(should.any()):
-            lost = weight - _coarse(weight, should, output_axis, groups)
-            error = _output_size(lost, output_axis, groups) * input_size * scale / step
+            error = _lost(weight, should, output_axis, groups) * input_size * scale / step
             chosen = torch.where(error <= _INVISIBLE, should, must)
     fine = _FINE_FOR_REAL if step is None else _COMFORTABLE if output_steps < _INT8_STEPS else _FINE_FOR_INT16
     is_free = (total == 0) & (largest > 0) & (largest < scale * fine)
@@ -116,8 +118,8 @@ def _exponent(size: Tensor, limit: float, target: float) -> Tensor:
     return torch.where(size > limit, torch.ceil(torch.log2(size.clamp(min=1.0) / target)), 0.0)
 
 
-def _coarse(weight: Tensor, exponent: Tensor, output_axis: int, groups: int) -> Tensor:
-    """The weights as the coarser grid holds them."""
+def _remainder(rows: Tensor, exponent: Tensor) -> Tensor:
+    """What of the weights of each row its coarser grid does not hold."""
     exponent = exponent.clamp(max=64.0)  # far beyond every weight, and within float32
-    step = _by_input(torch.ldexp(torch.ones_like(exponent), exponent), weight, output_axis, groups).to(weight.dtype)
-    return torch.div(weight, step).round_().mul_(step)  # a power of two: nothing is lost in float32
+    step = torch.ldexp(torch.ones_like(exponent), exponent).to(rows.dtype).unsqueeze(1)
+    return rows - torch.div(rows, step).round_().mul_(step)  # a power of two: nothing is lost in float32

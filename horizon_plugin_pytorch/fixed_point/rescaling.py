@@ -24,6 +24,8 @@ EXACT_FLOAT32 = 1 << 24
 # A channel whose multiplier fails moves it: far below the grid, and off the bad points. One in a hundred does.
 _OFFSETS = tuple((i + 1) // 2 * (1 if i % 2 else -1) for i in range(256))
 _MOST_STEPS = 512
+_HARD = 8.0  # bad points that a factor is expected to have; with fewer, hardly any factor has some for each offset
+_HARDEST, _HARD_AT_ONCE = 16, 4  # how many of such factors are tried before the others
 _AT_ONCE = 512  # factors that are proved together: few calls, and their temporaries stay in the cache
 _IN_CACHE = 1 << 17  # numbers that stay in the cache of a core
 _SCALE_MOVES = (0, 1, -1, 2, -2, 3, -3)  # in float32 numbers; farther ones are hardly ever proved
@@ -76,6 +78,39 @@ def signed_sums(x: Tensor, largest: float | None = None) -> tuple[Tensor, Tensor
     return positive.reshape(x.shape[:-1]), negative.reshape(x.shape[:-1])
 
 
+@dataclass(frozen=True)
+class OutputSums:
+    """Sums of the integer weights that each output channel of a layer reads, in float64.
+
+    Attributes:
+        positive, negative: of the positive weights, and of the negative ones without their sign.
+        largest: the largest magnitude of a weight, or a number above it.
+    """
+
+    positive: Tensor
+    negative: Tensor
+    largest: float
+
+    @staticmethod
+    def of(weight: Tensor, output_axis: int, groups: int, largest: float | None = None) -> OutputSums:
+        """The sums of a layer's weight.
+
+        Args:
+            output_axis: 0 for Conv2d and Linear, 1 for ConvTranspose2d.
+            largest: as of `last_sum`.
+
+        >>> OutputSums.of(torch.tensor([[3.0, -5.0, 2.0], [0.0, 1.0, 0.0]]), 0, 1).positive.tolist()
+        [5.0, 1.0]
+        """
+        largest = largest_of(weight) if largest is None else largest
+        return OutputSums(*signed_sums(by_output(weight, output_axis, groups).flatten(1), largest), largest)
+
+
+def by_output(weight: Tensor, output_axis: int, groups: int) -> Tensor:
+    """A layer's weight as [out, in / groups, ...]; that of ConvTranspose2d is [in, out / groups, ...]."""
+    return weight if output_axis == 0 else weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
 def multiplier_and_shift(ratio: Tensor) -> tuple[Tensor, Tensor]:
     """The integers ``M`` (20 bits) and ``n`` with ``M / 2**n`` nearest to each ratio.
 
@@ -95,7 +130,10 @@ def _value(multiplier: Tensor, shift: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Where outputs from `low` to `high` step to the next integer ``k``: ``k - 1/2``, and whether ``k`` is even."""
+    """Where outputs from `low` to `high` step to the next integer ``k``: ``k - 1/2``, and whether ``k`` is even.
+
+    Each step is a row, for factors in columns.
+    """
 
     half: Tensor
     is_even: Tensor
@@ -104,9 +142,17 @@ class _Steps:
 
     @staticmethod
     def between(low: int, high: int, device: torch.device) -> _Steps:
-        k = torch.arange(low + 1, high + 1, device=device, dtype=torch.float64)
+        k = torch.arange(low + 1, high + 1, device=device, dtype=torch.float64).unsqueeze(1)
         is_even = k.remainder(2) == 0
         return _Steps(k - 0.5, is_even, is_even.double(), (k - 0.5).float())
+
+    def bad_points(self, factor: float) -> float:
+        """At how many steps float32 rounding is expected to differ: products lie anywhere, as far apart as the factor.
+
+        Of those next to a step it differs where they are rounded to ``k - 1/2``.
+        """
+        exponents = torch.frexp(self.half)[1].double() - 25  # half of the distance between float32 numbers there
+        return float(torch.ldexp(torch.ones_like(self.half), exponents).sum()) / factor
 
 
 def _is_proved(value: Tensor, low: int, high: int, bound: int, steps: _Steps | None = None) -> Tensor:
@@ -126,13 +172,13 @@ def _is_proved(value: Tensor, low: int, high: int, bound: int, steps: _Steps | N
     steps = _Steps.between(low, high, value.device) if steps is None else steps
     # The quotient is a fraction over the multiplier: below 2**24 it is nearer to an integer than float64 tells only
     # where it is one.
-    last = torch.div(steps.half, value.unsqueeze(-1)).ceil_().sub_(steps.even).float()  # the integer in question
+    last = torch.div(steps.half, value).ceil_().sub_(steps.even).float()  # the integer in question
     if value.numel() and (max(abs(low), abs(high)) + 1) / float(value.min()) >= bound:
         is_met = torch.where(steps.is_even, last >= -bound, last <= bound)
         last = last.clamp_(-bound, bound).mul_(is_met)  # what is not met is 0 here, whose product is no half
     if low >= high:
         return torch.ones_like(value, dtype=torch.bool)
-    return last.mul_(value.float().unsqueeze(-1)).sub_(steps.half_in_float32).abs_().amin(-1) > 0
+    return last.mul_(value.float()).sub_(steps.half_in_float32).abs_().amin(0) > 0
 
 
 def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT32 - 1) -> Tensor:
@@ -152,23 +198,41 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
         return wide
     limit = int(min(bound, EXACT_FLOAT32 - 1))
     unit = torch.ldexp(torch.ones_like(wide), -shift.double())
-    offsets = torch.tensor(_OFFSETS, device=ratio.device, dtype=torch.float64)
     steps = _Steps.between(low, high, ratio.device)
-    pending = torch.arange(ratio.numel(), device=ratio.device)
+    offsets = torch.tensor(_OFFSETS, device=ratio.device, dtype=torch.float64)
     chosen, done = wide.clone(), 0
+    pending = torch.arange(ratio.numel(), device=ratio.device)
+    # One channel without a proof is enough to need none of the others': the smallest factors are the likeliest.
+    if len(pending) > _HARDEST and steps.bad_points(float(wide.min())) > _HARD:
+        for some in wide.topk(_HARDEST, largest=False).indices.split(_HARD_AT_ONCE):
+            if not bool(_prove(wide, unit, some, offsets, (low, high), limit, steps)[1].all()):
+                return wide
     while done < len(_OFFSETS):
         tried = offsets[done : done + max(_AT_ONCE // len(pending), 1)]  # several of them where channels are few
         done += len(tried)
-        trial = torch.addcmul(wide[pending].unsqueeze(1), unit[pending].unsqueeze(1), tried)  # exact: 21 bits
-        parts = trial.flatten().split(_AT_ONCE)
-        proved = torch.cat([_is_proved(part, low, high, limit, steps) for part in parts]).reshape(trial.shape)
-        is_done = proved.any(1)
-        first = proved.int().argmax(1, keepdim=True)  # of equal ones, the first
-        chosen[pending[is_done]] = trial.gather(1, first).squeeze(1)[is_done]
+        first, is_done = _prove(wide, unit, pending, tried, (low, high), limit, steps)
+        chosen[pending[is_done]] = first[is_done]
         pending = pending[~is_done]
         if pending.numel() == 0:
             return chosen.float() if bound < EXACT_FLOAT32 else chosen
     return wide
+
+
+def _prove(
+    wide: Tensor,
+    unit: Tensor,
+    channels: Tensor,
+    offsets: Tensor,
+    limits: tuple[int, int],
+    bound: int,
+    steps: _Steps,
+) -> tuple[Tensor, Tensor]:
+    """For each of some channels, its factor moved by the first of some offsets that is proved, and whether one is."""
+    trial = torch.addcmul(wide[channels].unsqueeze(1), unit[channels].unsqueeze(1), offsets)  # exact: 21 bits
+    parts = trial.flatten().split(_AT_ONCE)
+    proved = torch.cat([_is_proved(part, *limits, bound, steps) for part in parts]).reshape(trial.shape)
+    first = proved.int().argmax(1, keepdim=True)  # of equal ones, the first
+    return trial.gather(1, first).squeeze(1), proved.any(1)
 
 
 def is_exact_in_float32(factor: Tensor, low: int, high: int, reach: float) -> bool:

@@ -61,7 +61,13 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
         self.register_buffer("weight_scale", scale.detach().clone())
         self.register_buffer("bias", None if bias is None else bias.detach().clone())
         self.copy_geometry(mod)
-        for inputs in mod.inputs_seen():
+        weight = self._buffers["weight"]
+        seen = mod.inputs_seen()
+        if (
+            seen and steps.dtype == torch.float32
+        ):  # as `_build_plan` wants them, zeros without sign, in memory that is there
+            self._plans.get((), "weight", lambda: steps.copy_(weight))
+        for inputs in seen:
             here: list[Any] = [v.detach().to(steps.device) if isinstance(v, Tensor) else v for v in inputs]
             self.plan(*here)
 
@@ -104,8 +110,15 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
         if self.scale is not None:
             low, high = integer_limits(self.scale, low, high, self.limits)
         residual_bits = 8 if residual_dtype is None else as_dtype(residual_dtype).bits
+        # One for the plans of all inputs, as its sums are.
+        integers: Tensor = self._plans.get((), "weight", self.weight.float)
+        storage = self._buffers["weight"].dtype  # type: ignore[union-attr]
+        largest = None if storage.is_floating_point else -float(torch.iinfo(storage).min)
+        sums: fp.OutputSums = self._plans.get(
+            (), "sums", lambda: fp.OutputSums.of(integers, self.output_axis, self.groups, largest)
+        )
         weight, accumulator_scale = fp.coarsen(
-            self._plans.get((), "weight", self.weight.float),  # one for the plans of all inputs
+            integers,
             self.bias,
             input_scale.double() * weight_scale,
             self.scale,
@@ -114,6 +127,7 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
             input_size=float(max(-input_range[0], input_range[1])),
             output_steps=self.high - self.low,
             residual_size=0.0 if residual_scale is None else residual_scale * float(1 << (residual_bits - 1)),
+            sums=sums,
         )
         plan = fp.plan_accumulator(
             weight,
@@ -128,6 +142,7 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
             high=high,
             residual_scale=residual_scale,
             residual_bits=residual_bits,
+            sums=sums if weight is integers else None,
         )
         if get_march() is March.NASH_M and input_dtype.bits > 8 and self.weight_dtype.bits > 8:
             warnings.warn(
