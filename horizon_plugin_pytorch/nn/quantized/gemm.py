@@ -63,9 +63,8 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
         self.copy_geometry(mod)
         weight = self._buffers["weight"]
         seen = mod.inputs_seen()
-        if (
-            seen and steps.dtype == torch.float32
-        ):  # as `_build_plan` wants them, zeros without sign, in memory that is there
+        if seen and steps.dtype == torch.float32:
+            # As `_build_plan` wants them: zeros without sign, in memory that is there.
             self._plans.get((), "weight", lambda: steps.copy_(weight))
         for inputs in seen:
             here: list[Any] = [v.detach().to(steps.device) if isinstance(v, Tensor) else v for v in inputs]
