@@ -63,7 +63,7 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
         self.copy_geometry(mod)
         weight = self._buffers["weight"]
         seen = mod.inputs_seen()
-        if seen and steps.dtype == torch.float32:
+        if seen and steps.dtype == torch.float32 and not steps.is_inference():
             # As `_build_plan` wants them: zeros without sign, in memory that is there.
             self._plans.get((), "weight", lambda: steps.copy_(weight))
         for inputs in seen:
