@@ -1,23 +1,27 @@
-"""Which values of a large tensor are counted: a sample that is spread over it, and all of the largest ones.
+"""Which values of a large tensor are counted: a sample that is spread over it, and more and more of the large ones.
 
 Of what is common a sample says enough. What is rare, and how far out it lies, decides where a range ends; it is found
-by the smallest and the largest value of each row of neighbours, which cost no more than those of the whole tensor.
+by the smallest and the largest value of each row of neighbours, which cost little more than those of the whole tensor:
+all of the largest values are counted, and of those that come next more than the sample has.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.compiled.choice import passes
-from horizon_plugin_pytorch.compiled.passes import is_plain, is_serial
+from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_plain, is_serial
 
-_ENOUGH, _RUN = 1 << 16, 16  # values that are counted of a larger tensor, at least; neighbours that are taken together
-MANY = 1 << 17  # so many for who compares the whole of a distribution, and not just its end
+_ENOUGH, _RUN = 1 << 15, 16  # values that are counted of a larger tensor, at least; neighbours that are taken together
+MANY = 1 << 16  # so many for who compares the whole of a distribution, and not just its end
+CLAMPED = 1 << 16  # so many where the end itself is common, and its share is known by the sample alone
 _ROW = 256  # neighbours of which the ends are found
 _LARGEST_ROWS = 128  # so many rows have the largest values; of twice as many, the largest value is common
+_NEXT_ROWS, _NEXT_EACH = 1024, 8  # so many rows come next, and one of so many is looked at
 
 
 def each_of(x: Tensor, enough: int | None = None) -> int:
@@ -75,23 +79,71 @@ def rows_of(x: Tensor) -> Rows:
     return Rows(lows, highs)
 
 
-def largest_rows(x: Tensor, rows: Rows, limits: tuple[float, float]) -> tuple[Tensor, float] | None:
-    """The rows that have the largest magnitudes, as one tensor, and the one from which on these are all that there are.
+class Large(NamedTuple):
+    """Rows that have large values.
+
+    Args:
+        places: of the rows; what is left at the end of the tensor belongs to them, too.
+        exact: so many of them, the first, are all that have the largest values; of those that come next,
+            each stands for `_NEXT_EACH`.
+        least: the magnitude above which other rows have none.
+    """
+
+    places: np.ndarray
+    exact: int
+    least: float
+
+
+def largest_rows(rows: Rows, size: int, limits: tuple[float, float], each: int) -> Large | None:
+    """The rows with the largest magnitudes and, where the sample is sparser, some of those that come next.
 
     None where too many rows have the largest: of a clamped tensor, of which a sample says enough.
 
     Args:
+        size: how many values the tensor has.
         limits: magnitudes are those after clamping to this range.
+        each: how many values each one of the sample stands for.
     """
-    magnitudes = rows.highs.clamp(*limits)
+    count = size // _ROW
+    magnitudes = array_of(rows.highs)[:count].clip(*limits)
     if limits[0] < 0:
-        torch.maximum(magnitudes, rows.lows.clamp(*limits).neg_(), out=magnitudes)
-    least = magnitudes.topk(min(_LARGEST_ROWS, len(magnitudes))).values[-1]
-    (places,) = (magnitudes >= least).nonzero(as_tuple=True)
-    if len(places) > 2 * _LARGEST_ROWS:
+        np.maximum(magnitudes, -array_of(rows.lows)[:count].clip(*limits), out=magnitudes)
+    most = min(_LARGEST_ROWS, count)
+    more = min(most + _NEXT_ROWS, count // 2) if each >= 2 * _NEXT_EACH else most
+    ordered = np.partition(magnitudes, (count - more, count - most))
+    next_least, least = ordered[count - more], ordered[count - most]
+    (places,) = (magnitudes >= next_least).nonzero()
+    found = magnitudes[places]
+    largest, others = places[found >= least], places[found < least]
+    if len(largest) > 2 * _LARGEST_ROWS:
         return None
+    if len(others) > 2 * _NEXT_ROWS:
+        others, next_least = others[:0], least
+    return Large(np.concatenate([largest, others[_NEXT_EACH // 2 :: _NEXT_EACH]]), len(largest), float(next_least))
+
+
+def large_values(
+    x: Tensor, large: Large, limits: tuple[float, float], least: float
+) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]:
+    """The values of these rows whose magnitude, after clamping, is at least this, and how many each stands for."""
     whole = x.numel() // _ROW
-    found = x[: whole * _ROW].view(-1, _ROW).index_select(0, places[places < whole]).view(-1)
-    if int(places[-1]) == whole:
-        found = torch.cat([found, x[whole * _ROW :]])
-    return found, float(least)
+    rows = x[: whole * _ROW].view(-1, _ROW).index_select(0, torch.from_numpy(large.places)).view(-1)
+    rest = x[whole * _ROW :]
+    values = array_of(torch.cat([rest, rows]) if rest.numel() else rows)
+    if limits[0] < 0 and limits != NO_LIMITS:
+        values = values.clip(*limits)
+    places = np.flatnonzero((values if limits[0] >= 0 else np.abs(values)) >= least)
+    values = values[places]
+    if limits[0] >= 0:
+        np.minimum(values, np.float32(limits[1]), out=values)
+    border = int(places.searchsorted(rest.numel() + large.exact * _ROW))
+    return (values[:border], 1), (values[border:], _NEXT_EACH)
+
+
+def array_of(x: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:
+    """The numbers as an array on the host, of one of two types: float32 or int32."""
+    if x.dtype is not dtype:
+        x = x.to(dtype)
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):  # of `torch.func`, which lends no memory
+        return np.array(x.tolist(), dtype=np.float32 if dtype is torch.float32 else np.int32)
+    return (x if x.is_cpu else x.cpu()).resolve_neg().numpy()  # memory may have the other sign

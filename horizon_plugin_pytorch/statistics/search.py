@@ -19,7 +19,12 @@ from horizon_plugin_pytorch.statistics.bins import BINS, BITS, OCTAVES, PER_OCTA
 
 # Bins in a power of two that a search looks at first, then at the end of a range, and of what is clipped.
 _COARSE, _SMOOTH, _CLIPPED = 16, 512, 64
+_BLOCK = 64  # bins that are first looked at together
 _FEW = 128  # different values that are looked at one by one
+_RATIO = 0.92  # of one range that a search looks at first to the next
+_RATIOS = _RATIO ** np.arange(56)
+_AROUND = np.arange(-8, 9)
+_HALF = 8  # so many of them are above a half
 _NARROW = 1 << 31  # sums of fewer values fit 32 bits
 
 
@@ -56,6 +61,8 @@ class Counted(NamedTuple):
     @property
     def has_few(self) -> bool:
         """Are there so few different values that each can be looked at?"""
+        if int(np.count_nonzero(self.counts.reshape(-1, _BLOCK).any(1))) > _FEW + 1:  # which takes less time
+            return False
         return int(np.count_nonzero(self.counts[1:])) <= _FEW
 
     @property
@@ -90,12 +97,24 @@ def percentiles(counted: Counted, shares: Sequence[float]) -> list[float]:
     if compiled is not None:
         found = [compiled.reach(counted.counts, count) for count in wanted]
     else:
-        found = np.searchsorted(counted.counts.cumsum(dtype=np.int64), wanted).tolist()
+        below = counted.counts.reshape(-1, _BLOCK).sum(1, dtype=np.int64).cumsum()
+        found = [_reach(counted.counts, below, count) for count in wanted]
     largest = counted.largest
     return [
         largest if share >= 100 else min(_middle(counted.first, index), largest)
         for share, index in zip(shares, found, strict=True)
     ]
+
+
+def _reach(counts: np.ndarray, below: np.ndarray, wanted: int) -> int:
+    """The first bin up to which there are so many; `below` are the sums up to the ends of blocks."""
+    block = int(below.searchsorted(wanted))
+    if block == len(below):
+        return len(counts)
+    begin = block * _BLOCK
+    before = int(below[block - 1]) if block else 0
+    inside = counts[begin : begin + _BLOCK].cumsum(dtype=np.int64)
+    return begin + int(inside.searchsorted(wanted - before))
 
 
 def _middle(first: int, index: int) -> float:
@@ -144,16 +163,20 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
         return float(scales[place]), float(errors[place])
 
     whole = counted.largest / (max(high - 3, 1) if is_jagged else high)  # it may fit better without the last steps
-    shares = _shares(stride)
+    is_even = is_jagged or stride > 1
+    shares, half = (_shares(stride), len(_shares(stride)) // 2) if is_even else (_RATIOS, _HALF)
     spread = None if few else _spread(counted, counts, low, high)
-    wide = shares[: len(shares) // 2 + 1] * whole
+    wide = shares[: half + 1] * whole
     found, error = best(wide, spread)
     # What ranges of up to a half clip, they lose at least: mostly more than the best of the others loses in all.
-    narrow = shares[len(shares) // 2 :] * whole
+    narrow = shares[half:] * whole
     if len(narrow) > 1 and (spread is None or not error < spread.clipped(float(narrow[0]))):
         other, less = best(narrow, spread)
         found = other if less < error else found
     reach = whole * stride / 100
+    if not is_even:  # between the one before and the one after
+        reach = found * (1 - _RATIO) / 8
+        found = best(np.minimum(found + _AROUND * reach, whole), spread)[0]
     lowest, highest = max(found - reach, reach / 8), min(found + reach, whole)
     near = lowest + _steps(30 if is_jagged else 20) * (highest - lowest)
     octave = counted.octave(found * high)

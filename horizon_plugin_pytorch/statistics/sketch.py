@@ -9,7 +9,7 @@ values (`samples.py`); choosing a scale looks at the histogram only.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -21,8 +21,11 @@ from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_countable
 from horizon_plugin_pytorch.statistics import bins, search
 from horizon_plugin_pytorch.statistics.bins import BINS, SHIFT, exponent, first_bin
 from horizon_plugin_pytorch.statistics.samples import (
+    CLAMPED,
     Rows,
+    array_of,
     each_of,
+    large_values,
     largest_rows,
     places_of,
     rows_of,
@@ -31,7 +34,7 @@ from horizon_plugin_pytorch.statistics.samples import (
 )
 
 _FULL = 1 << 30  # counts are 32 bits wide
-_AT_ONCE, _TURNS = 1 << 18, 16
+_AT_ONCE, _TURNS = 1 << 22, 16
 _SMALL = 1 << 12  # values of which those at the ends are always counted
 
 
@@ -98,71 +101,98 @@ class Sketch:
         self._widen(ends)
         each = each_of(x, enough)
         if each == 1:
-            counts, peaks = self._counted(x, ends, limits)
-            total = x.numel()
+            counts, peaks_of = self._counted(x, ends, limits)
+            peaks, total = peaks_of(), x.numel()
         else:
             counts, peaks, total = self._sampled(x, ends, limits, each, rows or rows_of(x))
-        self.counts = (self.counts + counts if self.total else counts).to(torch.int32)
+        self.counts = self.counts + counts if self.total else counts
         self.total += total
         self._add_peaks(before, ends, peaks)
         self._keep_room()
 
     def _counted(
         self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int = 1
-    ) -> tuple[Tensor, tuple[int, int]]:
-        """How many values are in each bin, and at the ends; `each` counts of a sample stand for that many values."""
+    ) -> tuple[Tensor, Callable[[], tuple[int, int]]]:
+        """How many values are in each bin, and what tells how many lie at the ends.
+
+        Args:
+            each: of a sample, how many values each one stands for.
+        """
         compiled = passes()
         size = sample_size(x.numel(), each)
         if compiled is not None and is_countable(x):
             counts = torch.zeros(BINS, dtype=torch.int32)
             found = compiled.count(x, places_of(x.numel(), each), SHIFT, self._first, ends, limits, counts)
-            may_peak = self._may_peak(ends, counts, size)
-            return counts, (found[0] * may_peak[0], found[1] * may_peak[1])
+
+            def compiled_peaks() -> tuple[int, int]:
+                low, high = self._may_peak(ends, counts, size)
+                return found[0] * low, found[1] * high
+
+            return counts, compiled_peaks
         x = sample_of(x, each)
-        counts = self._count(x, ends, limits)
-        if each > 1:
-            counts.mul_(each)
-        return counts, self._peaks_of(x, ends, self._may_peak(ends, counts, size), each)
+        values = array_of(x) if x.is_cpu else x
+        if isinstance(values, np.ndarray):
+            counts = torch.from_numpy(self._count(values, ends, limits, each))
+        else:
+            counts = self._count_on_device(values, limits)
+
+        def peaks() -> tuple[int, int]:  # before clamping values may lie beyond the ends, too
+            low, high = self._may_peak(ends, counts, size)
+            return (
+                int((values <= ends[0]).sum()) * each if low else 0,
+                int((values >= ends[1]).sum()) * each if high else 0,
+            )
+
+        return counts, peaks
 
     def _sampled(
         self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int, rows: Rows
     ) -> tuple[Tensor, tuple[int, int], int]:
         """Counts and peaks of a sample and of the largest values, and for how many values they stand."""
-        counts, peaks = self._counted(x, ends, limits, each)
+        large = largest_rows(rows, x.numel(), limits, each)
+        if large is None:
+            each = each_of(x, CLAMPED)  # how many are clamped is known by the sample alone
+        counts, peaks_of = self._counted(x, ends, limits, each)
         size = sample_size(x.numel(), each)
         total, border = size * each, BINS
-        found = largest_rows(x, rows, limits)
-        if found is not None:  # from this bin on all values are known
-            largest, least = found
-            border = self._bin(least) + 1
-            exact = self._count_from(border, largest, limits)
-            total += int(exact.sum()) - int(counts[border:].sum())
-            counts[border:] = exact
-            known = self._peaks_of(largest, ends, self._may_peak(ends, counts, size), 1)
-            peaks = tuple(
-                mine if self._bin(abs(end)) >= border else peak
-                for end, mine, peak in zip(ends, known, peaks, strict=True)
-            )  # type: ignore[assignment]
-        for end, peak in zip(ends, peaks, strict=True):  # which are known, in the sample or not
-            if end and not peak and self._bin(abs(end)) < border:
+        known: tuple[tuple[np.ndarray, int], ...] = ()
+        if large is not None:  # from this bin on all values lie in these rows
+            border = self._bin(large.least) + 1
+            known = large_values(x, large, limits, bins.edge(self._first + border))
+            total += self._count_large(known, counts.numpy()[border:])
+        is_known = [self._bin(abs(end)) >= border for end in ends]
+        peaks = (0, 0) if all(is_known[i] or not ends[i] for i in (0, 1)) else peaks_of()
+        if any(is_known):
+            may_peak = self._may_peak(ends, counts, size)
+            low, high = (
+                may_peak[i] and sum(times * int((values == np.float32(ends[i])).sum()) for values, times in known)
+                if is_known[i]
+                else peaks[i]
+                for i in (0, 1)
+            )
+            peaks = int(low), int(high)
+        for end, peak, is_there in zip(ends, peaks, is_known, strict=True):
+            if end and not (peak or is_there) and each > 1:  # it is known, in the sample or not
                 counts[self._bin(abs(end))] += 1
                 total += 1
         return counts, peaks, total
 
-    def _count_from(self, border: int, x: Tensor, limits: tuple[float, float]) -> Tensor:
-        """How many values are in each bin from this one on: of many values few, so the others are dropped first."""
-        magnitudes = (x.abs() if limits == NO_LIMITS else x.clamp(*limits).abs_()).float()
-        known = magnitudes[magnitudes >= bins.edge(self._first + border)]
-        keys = known.view(torch.int32).bitwise_right_shift_(SHIFT).sub_(self._first + border)
-        return torch.bincount(keys, minlength=BINS - border)
+    def _count_large(self, known: tuple[tuple[np.ndarray, int], ...], above: np.ndarray) -> int:
+        """Put the counts of the largest values, and how many each stands for, into the highest bins.
 
-    def _peaks_of(
-        self, x: Tensor, ends: tuple[float, float], may_peak: tuple[bool, bool], each: int
-    ) -> tuple[int, int]:
-        """How many values lie at the ends, or beyond them before clamping."""
-        low = int(torch.count_nonzero(x <= ends[0])) if may_peak[0] else 0
-        high = int(torch.count_nonzero(x >= ends[1])) if may_peak[1] else 0
-        return low * each, high * each
+        Returns:
+            how many more these are than what was counted there before.
+        """
+        first, before = self._first + BINS - len(above), int(above.sum())
+        above[:] = 0
+        for values, times in known:
+            if len(values):
+                keys = np.abs(values).view(np.int32)
+                keys >>= SHIFT
+                keys -= first
+                found = _bincount(keys, len(above))
+                above += (found if times == 1 else found * times).astype(np.int32)
+        return int(above.sum()) - before
 
     def _may_peak(self, ends: tuple[float, float], counts: Tensor, size: int) -> tuple[bool, bool]:
         """Are there more values near an end than beside it? To count those at the end costs half of what all does.
@@ -188,34 +218,39 @@ class Sketch:
             for mine, old, new, its, end in zip(self.peaks, before, peaks, ends, self.ends, strict=True)
         )  # type: ignore[assignment]
 
-    def _count(self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float]) -> Tensor:
-        """How many values are in each bin, counted in pieces that stay in the cache."""
-        size = _AT_ONCE if x.device.type == "cpu" else 1 << 22
+    def _count(
+        self, values: np.ndarray, ends: tuple[float, float], limits: tuple[float, float], each: int
+    ) -> np.ndarray:
+        """How many values are in each bin, times `each`."""
         # The bits of a negative number are a negative integer: where the range begins at 0, it is counted as 0 is.
-        has_bits = ends[0] >= 0 >= limits[0] and limits[1] == math.inf
-        whole = x.numel() <= size  # then to split it would only take time
-        counts: Tensor | None = None
-        for part in (x,) if whole else x.split(size):
-            if part.dtype is not torch.float32:
-                part = part.float()
-            if has_bits:
-                keys = torch.bitwise_right_shift(part.view(torch.int32), SHIFT)
-            else:
-                values = part.abs() if limits == NO_LIMITS else part.clamp(*limits)
-                if limits[0] < 0 and limits != NO_LIMITS:
-                    values.abs_()
-                keys = values.view(torch.int32).bitwise_right_shift_(SHIFT)
-            # What lies below the lowest bin, such as the zeros that a ReLU leaves, is counted in turns: to count one
-            # bin again and again is slow.
-            turns = _turns(size, x.device)[: part.numel()]
-            found = torch.bincount(
-                torch.maximum(keys.sub_(self._first - _TURNS), turns, out=keys), minlength=_TURNS + BINS
-            )
-            counts = found if counts is None else counts.add_(found)
-        assert counts is not None
-        below, counts = counts[:_TURNS], counts[_TURNS:]
-        counts[0] += below.sum()
+        if ends[0] >= 0 >= limits[0] and (limits[1] == math.inf or ends[1] < limits[1]):
+            keys = values.view(np.int32) >> SHIFT
+        else:
+            magnitudes = np.abs(values) if limits == NO_LIMITS else values.clip(*limits)
+            if limits[0] < 0 and limits != NO_LIMITS:
+                np.abs(magnitudes, out=magnitudes)
+            keys = magnitudes.view(np.int32)
+            keys >>= SHIFT
+        # What lies below the lowest bin, such as the zeros that a ReLU leaves, is counted in turns: to count one
+        # bin again and again is slow.
+        keys -= self._first - _TURNS
+        np.maximum(keys, _turns(len(keys)), out=keys)
+        found = _bincount(keys, _TURNS + BINS)
+        counts = np.empty(BINS, dtype=np.int32)
+        np.multiply(found[_TURNS:], each, out=counts, casting="unsafe")
+        counts[0] += int(found[:_TURNS].sum()) * each
         return counts
+
+    def _count_on_device(self, x: Tensor, limits: tuple[float, float]) -> Tensor:
+        """How many values are in each bin, counted in pieces where the tensor is."""
+        counts = torch.zeros(_TURNS + BINS, dtype=torch.int64, device=x.device)
+        turns = torch.arange(min(x.numel(), _AT_ONCE), dtype=torch.int32, device=x.device).bitwise_and_(_TURNS - 1)
+        for part in x.split(_AT_ONCE):
+            keys = part.float().clamp(*limits).abs_().view(torch.int32).bitwise_right_shift_(SHIFT)
+            keys = torch.maximum(keys.sub_(self._first - _TURNS), turns[: len(keys)]).clamp_(max=_TURNS + BINS - 1)
+            counts += torch.bincount(keys, minlength=_TURNS + BINS)
+        counts[_TURNS] += counts[:_TURNS].sum()
+        return counts[_TURNS:].to(torch.int32)
 
     def merge(self, other: Sketch) -> None:
         """Add what another sketch has counted; the order of merging does not matter."""
@@ -285,7 +320,7 @@ class Sketch:
 
     def counted(self) -> search.Counted:
         """What was counted, on the host, where ranges are searched for."""
-        return search.Counted(_on_host(self.counts), self._first, self.ends, self.peaks, self.total)
+        return search.Counted(array_of(self.counts, torch.int32), self._first, self.ends, self.peaks, self.total)
 
     def edges(self) -> Tensor:
         """Edges of the bins, in float64; the lowest bin begins at 0."""
@@ -317,12 +352,20 @@ class Sketch:
         return search.least_divergence(self.counted(), bins, levels)
 
 
-def _on_host(counts: Tensor) -> np.ndarray:
-    if torch._C._functorch.is_functorch_wrapped_tensor(counts):  # of `torch.func`, which lends no memory
-        return np.array(counts.tolist(), dtype=np.int32)
-    return (counts if counts.is_cpu else counts.cpu()).numpy()
+def _bincount(keys: np.ndarray, size: int) -> np.ndarray:
+    """How many there are of each number below `size`; of what is beyond (float32 has it as infinity), in the last."""
+    found = np.bincount(keys, minlength=size)
+    if len(found) > size:
+        found[size - 1] += found[size:].sum()
+    return found[:size]
 
 
-@lru_cache(maxsize=2)
-def _turns(size: int, device: torch.device) -> Tensor:
-    return torch.arange(size, dtype=torch.int32, device=device).bitwise_and_(_TURNS - 1)
+def _turns(size: int) -> np.ndarray:
+    return _all_turns(max(1 << (size - 1).bit_length(), 1 << 16))[:size]
+
+
+@lru_cache(maxsize=4)
+def _all_turns(size: int) -> np.ndarray:
+    turns = np.arange(size, dtype=np.int32) & (_TURNS - 1)
+    turns.setflags(write=False)
+    return turns
