@@ -16,7 +16,14 @@ from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_plain, is_seria
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, listed, require_module, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
-from horizon_plugin_pytorch.fake_quant.rounding import grid_edges, inside, on_grid, round_to_grid
+from horizon_plugin_pytorch.fake_quant.rounding import (
+    grid_edges,
+    inside,
+    inside_rows,
+    on_grid,
+    round_to_grid,
+    rows_outside,
+)
 from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
@@ -57,9 +64,12 @@ class _Learned(torch.autograd.Function):
             to_x, total = _in_pieces(grad, x, y, ctx.edges, ctx.is_clip)
             moved = torch.full(scale.shape, total, dtype=torch.float64)  # which may be too large for float32
         else:
-            to_x = inside(grad, x, ctx.edges)
+            rows = rows_outside(grad, x, ctx.edges)
+            to_x = inside(grad, x, ctx.edges) if rows is None else inside_rows(grad, x, ctx.edges, rows)
             moved = torch.zeros_like(scale) if ctx.is_clip else _sum(y, x, to_x, scale)
-            if ctx.edges is not None:
+            if rows is not None and rows.numel():
+                moved.index_add_(0, rows, _sum(grad[rows], to_x[rows], y[rows], scale[rows]))
+            elif rows is None and ctx.edges is not None:
                 moved = moved + _sum(grad, to_x, y, scale)
         return to_x, (moved / scale * ctx.factor).to(scale.dtype), None, None, None, None, None
 
