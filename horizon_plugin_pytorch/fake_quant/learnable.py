@@ -18,6 +18,7 @@ from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, 
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
 from horizon_plugin_pytorch.fake_quant.rounding import (
     grid_edges,
+    in_pieces,
     inside,
     inside_rows,
     on_grid,
@@ -140,13 +141,13 @@ def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip:
         return to_x, torch.dot(grad.view(-1), torch.sub(y, moved, out=moved).view(-1)).item()
     order = sorted(range(x.dim()), key=x.stride, reverse=True)  # as the values lie in memory
     to_x = grad if edges is None else torch.empty([x.shape[d] for d in order], dtype=x.dtype)
-    pieces = [t.permute(order).reshape(-1).split(_AT_ONCE) for t in (grad, x, y)]
-    pieces.append(pieces[0] if edges is None else to_x.view(-1).split(_AT_ONCE))
-    room = torch.empty(min(_AT_ONCE, x.numel()), dtype=x.dtype)
+    pieces = in_pieces(*(t.permute(order).reshape(-1) for t in (grad, x, y)))
+    pieces.append(pieces[0] if edges is None else in_pieces(to_x.view(-1))[0])
+    room = torch.empty_like(pieces[0][0])
     select = torch.ops.aten.hardtanh_backward.grad_input
     total = 0.0
     for g, v, r, to_v in zip(*pieces, strict=True):
-        moved = room if len(g) == len(room) else room[: len(g)]
+        moved = room if g.numel() == room.numel() else room[: g.numel()]
         if edges is not None:
             select(g, v, lower, upper, grad_input=to_v)
         select(r if is_clip else v, v, lower, upper, grad_input=moved)
