@@ -16,7 +16,15 @@ from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_plain, is_seria
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.errors import CalibrationError, CalibrationWarning, listed, require_module, warn
 from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize, FakeQuantState
-from horizon_plugin_pytorch.fake_quant.rounding import grid_edges, inside, on_grid, round_to_grid
+from horizon_plugin_pytorch.fake_quant.rounding import (
+    grid_edges,
+    in_pieces,
+    inside,
+    inside_rows,
+    on_grid,
+    round_to_grid,
+    rows_outside,
+)
 from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
@@ -57,9 +65,12 @@ class _Learned(torch.autograd.Function):
             to_x, total = _in_pieces(grad, x, y, ctx.edges, ctx.is_clip)
             moved = torch.full(scale.shape, total, dtype=torch.float64)  # which may be too large for float32
         else:
-            to_x = inside(grad, x, ctx.edges)
+            rows = rows_outside(grad, x, ctx.edges)
+            to_x = inside(grad, x, ctx.edges) if rows is None else inside_rows(grad, x, ctx.edges, rows)
             moved = torch.zeros_like(scale) if ctx.is_clip else _sum(y, x, to_x, scale)
-            if ctx.edges is not None:
+            if rows is not None and rows.numel():
+                moved.index_add_(0, rows, _sum(grad[rows], to_x[rows], y[rows], scale[rows]))
+            elif rows is None and ctx.edges is not None:
                 moved = moved + _sum(grad, to_x, y, scale)
         return to_x, (moved / scale * ctx.factor).to(scale.dtype), None, None, None, None, None
 
@@ -130,13 +141,13 @@ def _in_pieces(grad: Tensor, x: Tensor, y: Tensor, edges: tuple | None, is_clip:
         return to_x, torch.dot(grad.view(-1), torch.sub(y, moved, out=moved).view(-1)).item()
     order = sorted(range(x.dim()), key=x.stride, reverse=True)  # as the values lie in memory
     to_x = grad if edges is None else torch.empty([x.shape[d] for d in order], dtype=x.dtype)
-    pieces = [t.permute(order).reshape(-1).split(_AT_ONCE) for t in (grad, x, y)]
-    pieces.append(pieces[0] if edges is None else to_x.view(-1).split(_AT_ONCE))
-    room = torch.empty(min(_AT_ONCE, x.numel()), dtype=x.dtype)
+    pieces = in_pieces(*(t.permute(order).reshape(-1) for t in (grad, x, y)))
+    pieces.append(pieces[0] if edges is None else in_pieces(to_x.view(-1))[0])
+    room = torch.empty_like(pieces[0][0])
     select = torch.ops.aten.hardtanh_backward.grad_input
     total = 0.0
     for g, v, r, to_v in zip(*pieces, strict=True):
-        moved = room if len(g) == len(room) else room[: len(g)]
+        moved = room if g.numel() == room.numel() else room[: g.numel()]
         if edges is not None:
             select(g, v, lower, upper, grad_input=to_v)
         select(r if is_clip else v, v, lower, upper, grad_input=moved)

@@ -298,6 +298,25 @@ def test_a_large_tensor_is_rounded_in_pieces_to_the_same_bits(size: int) -> None
     assert torch.equal(x.grad, inside.float())
 
 
+@pytest.mark.parametrize("grown", [[], [0], [3, 100, 255], list(range(200))])
+@pytest.mark.parametrize("shape", [(256, 300), (256, 30, 3, 3)])
+def test_large_weights_have_the_mask_of_every_row_that_leaves_its_range(shape, grown) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(shape, generator=generator)
+    scale = weight.abs().flatten(1).amax(1) / 127.5
+    weight[grown] *= 1.5
+    if grown:
+        weight[grown[-1]].view(-1)[:3] = torch.tensor([math.nan, math.inf, -math.inf])
+    weight.requires_grad_()
+    upstream = torch.randn(shape, generator=generator)
+    before = upstream.clone()
+    round_to_grid(weight, scale, 0, -128, 127).backward(upstream)
+    step = scale.reshape(-1, *[1] * (len(shape) - 1))
+    is_inside = (weight.detach() > -128.5 * step) & (weight.detach() < 128 * step)
+    assert torch.equal(weight.grad, torch.where(is_inside, upstream, 0.0))
+    assert torch.equal(upstream, before)
+
+
 @pytest.mark.parametrize("make", [FakeQuantize, per_channel])
 def test_weights_beyond_their_range_get_no_gradient_also_where_the_observer_has_just_seen_them(make) -> None:
     """What the observer found is taken for the question whether anything lies beyond, and only for that tensor."""

@@ -56,6 +56,27 @@ def test_the_gradient_is_that_of_the_paper(scale: float, seed: int) -> None:
     assert torch.equal(x.grad, torch.where(is_inside, upstream, 0.0))
 
 
+@pytest.mark.parametrize("grown", [[], [7], [3, 100, 255], list(range(200))])
+@pytest.mark.parametrize("cls", [LearnableFakeQuantize, PACTFakeQuantize])
+def test_rows_of_large_weights_that_leave_their_range_move_their_scales(cls, grown) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(256, 30, 3, 3, generator=generator)
+    quantizer = cls(
+        MinMaxObserver, use_grad_scaling=False, qscheme=torch.per_channel_symmetric, ch_axis=0, channel_len=256
+    )
+    quantizer.weight(weight)
+    weight[grown] *= 1.5
+    weight.requires_grad_()
+    upstream = torch.randn(weight.shape, generator=generator)
+    rounded = quantizer.weight(weight)
+    rounded.backward(upstream)
+    expected = sum_in_float64(weight, rounded, upstream, quantizer, (1, 2, 3))
+    torch.testing.assert_close(quantizer.scale.grad.double(), expected, rtol=1e-4, atol=1e-3)
+    step = quantizer.scale.detach().reshape(-1, 1, 1, 1)
+    is_inside = (weight.detach() > -128.5 * step) & (weight.detach() < 128 * step)
+    assert torch.equal(weight.grad, torch.where(is_inside, upstream, 0.0))
+
+
 LAYOUTS = {
     "contiguous": lambda x: x,
     "channels last": lambda x: x.to(memory_format=torch.channels_last),
