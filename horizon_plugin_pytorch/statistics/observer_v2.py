@@ -231,10 +231,10 @@ class PercentileObserver(SketchObserver):
 class MSEObserver(SketchObserver):
     """The range with the least squared error of quantizing in each batch, as a moving average.
 
-    A hundred shares of the largest magnitude are compared, then the neighbourhood of the best.
+    Shares of the largest magnitude are compared, then the neighbourhood of the best.
 
     Args:
-        stride: compare every `stride`-th share only.
+        stride: compare every `stride`-th of a hundred shares only.
         memory_estimate_ratio: has no effect, and warns: a sketch needs no estimate of memory.
 
     Other arguments are those of `MinMaxObserver`.

@@ -138,9 +138,10 @@ def squared_errors(counted: Counted, scales: np.ndarray, low: int, high: int) ->
 def best_scale(counted: Counted, low: int, high: int, stride: int = 1) -> float:
     """The scale with the least squared error.
 
-    First a hundred shares of the range that clips nothing (every `stride`-th of them) on a coarse histogram, then the
-    neighbourhood of the best on a fine one. Of a tensor that is clamped, or has few different values, errors go up and
-    down with every step of the grid: between these shares, many more are compared.
+    First ranges in a ratio of 0.92, from the one that clips nothing, and those around the best of them on a coarse
+    histogram, then its neighbourhood on a fine one; with a `stride` every such share of a hundred. Of a tensor that is
+    clamped, or has few different values, errors go up and down with every step of the grid: all hundred shares are
+    looked at, and between them many more.
     """
     if not counted.largest:
         return 0.0

@@ -101,10 +101,11 @@ class Sketch:
         self._widen(ends)
         each = each_of(x, enough)
         if each == 1:
-            counts, peaks_of = self._counted(x, ends, limits)
+            found, peaks_of = self._counted(x, ends, limits)
             peaks, total = peaks_of(), x.numel()
         else:
-            counts, peaks, total = self._sampled(x, ends, limits, each, rows or rows_of(x))
+            found, peaks, total = self._sampled(x, ends, limits, each, rows or rows_of(x))
+        counts = torch.from_numpy(found) if isinstance(found, np.ndarray) else found
         self.counts = self.counts + counts if self.total else counts
         self.total += total
         self._add_peaks(before, ends, peaks)
@@ -112,8 +113,8 @@ class Sketch:
 
     def _counted(
         self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int = 1
-    ) -> tuple[Tensor, Callable[[], tuple[int, int]]]:
-        """How many values are in each bin, and what tells how many lie at the ends.
+    ) -> tuple[np.ndarray | Tensor, Callable[[], tuple[int, int]]]:
+        """How many values are in each bin, as an array on the host; and what tells how many lie at the ends.
 
         Args:
             each: of a sample, how many values each one stands for.
@@ -121,18 +122,20 @@ class Sketch:
         compiled = passes()
         size = sample_size(x.numel(), each)
         if compiled is not None and is_countable(x):
-            counts = torch.zeros(BINS, dtype=torch.int32)
-            found = compiled.count(x, places_of(x.numel(), each), SHIFT, self._first, ends, limits, counts)
+            counted = torch.zeros(BINS, dtype=torch.int32)
+            found = compiled.count(x, places_of(x.numel(), each), SHIFT, self._first, ends, limits, counted)
+            in_bins = counted.numpy()
 
             def compiled_peaks() -> tuple[int, int]:
-                low, high = self._may_peak(ends, counts, size)
+                low, high = self._may_peak(ends, in_bins, size)
                 return found[0] * low, found[1] * high
 
-            return counts, compiled_peaks
+            return in_bins, compiled_peaks
         x = sample_of(x, each)
         values = array_of(x) if x.is_cpu else x
+        counts: np.ndarray | Tensor
         if isinstance(values, np.ndarray):
-            counts = torch.from_numpy(self._count(values, ends, limits, each))
+            counts = self._count(values, ends, limits, each)
         else:
             counts = self._count_on_device(values, limits)
 
@@ -147,19 +150,20 @@ class Sketch:
 
     def _sampled(
         self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int, rows: Rows
-    ) -> tuple[Tensor, tuple[int, int], int]:
+    ) -> tuple[np.ndarray, tuple[int, int], int]:
         """Counts and peaks of a sample and of the largest values, and for how many values they stand."""
         large = largest_rows(rows, x.numel(), limits, each)
         if large is None:
             each = each_of(x, CLAMPED)  # how many are clamped is known by the sample alone
         counts, peaks_of = self._counted(x, ends, limits, each)
+        assert isinstance(counts, np.ndarray)  # samples are taken on the host alone
         size = sample_size(x.numel(), each)
         total, border = size * each, BINS
         known: tuple[tuple[np.ndarray, int], ...] = ()
         if large is not None:  # from this bin on all values lie in these rows
             border = self._bin(large.least) + 1
             known = large_values(x, large, limits, bins.edge(self._first + border))
-            total += self._count_large(known, counts.numpy()[border:])
+            total += self._count_large(known, counts[border:])
         is_known = [self._bin(abs(end)) >= border for end in ends]
         peaks = (0, 0) if all(is_known[i] or not ends[i] for i in (0, 1)) else peaks_of()
         if any(is_known):
@@ -194,7 +198,7 @@ class Sketch:
                 above += (found if times == 1 else found * times).astype(np.int32)
         return int(above.sum()) - before
 
-    def _may_peak(self, ends: tuple[float, float], counts: Tensor, size: int) -> tuple[bool, bool]:
+    def _may_peak(self, ends: tuple[float, float], counts: np.ndarray | Tensor, size: int) -> tuple[bool, bool]:
         """Are there more values near an end than beside it? To count those at the end costs half of what all does.
 
         Zeros need no count.
@@ -202,7 +206,7 @@ class Sketch:
         low, high = ends
         return low < 0 and self._is_peak(-low, counts, size), high > 0 and self._is_peak(high, counts, size)
 
-    def _is_peak(self, end: float, counts: Tensor, size: int) -> bool:
+    def _is_peak(self, end: float, counts: np.ndarray | Tensor, size: int) -> bool:
         if size <= _SMALL:
             return True
         place = self._bin(end)

@@ -64,3 +64,19 @@ def test_ranges_are_found_inside_a_transform() -> None:
     run(x)
     torch.func.grad(run)(x)
     assert found[0] == found[1]
+
+
+def test_large_tensors_are_counted_inside_a_transform() -> None:
+    """There the rows with large values are looked at, too."""
+    x = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0))
+    found = []
+
+    def run(y: Tensor) -> Tensor:
+        sketch = Sketch()
+        sketch.update(y, (float(y.min()), float(y.max())))
+        found.append((sketch.total, sketch.ends, sketch.counted().counts.tolist()))
+        return y.square().sum()
+
+    run(x)
+    torch.func.grad(run)(x)
+    assert found[0] == found[1]

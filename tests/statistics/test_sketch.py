@@ -346,3 +346,27 @@ def test_a_sample_is_in_step_with_neither_rows_nor_channels() -> None:
             taken = sample_of(x.reshape(-1), each_of(x))
             counts = torch.stack([(taken == value).sum() for value in range(1, 9)])
             assert counts.min() > 0.8 * counts.max(), (shape, axis)
+
+
+@pytest.mark.parametrize("limits", [(-math.inf, math.inf), (0.0, 6.0), (-1.0, 2.0), (-math.inf, 0.5)])
+def test_other_devices_count_as_the_host_does(limits) -> None:
+    for x in (torch.randn(5000) * 5, torch.randn(5000).relu(), torch.randn(300).half()):
+        low, high = torch.aminmax(x.float().clamp(*limits))
+        ends = float(low), float(high)
+        sketch = Sketch()
+        sketch.update(x, ends, limits)
+        assert torch.equal(sketch._count_on_device(x, limits), sketch.counts)
+
+
+def test_of_a_sparse_sample_more_of_the_large_values_are_counted(monkeypatch) -> None:
+    """Those beyond the largest, of which each stands for eight: a sample has a few of them only."""
+    deviations: dict[bool, list[float]] = {True: [], False: []}
+    for seed in range(4):
+        x = torch.randn(1 << 22, generator=torch.Generator().manual_seed(seed))
+        wanted = float(x.abs().kthvalue(math.ceil(0.9999 * x.numel())).values)
+        for has_more in (True, False):
+            with monkeypatch.context() as patch:
+                if not has_more:
+                    patch.setattr(samples, "_NEXT_ROWS", 0)
+                deviations[has_more].append(abs(Sketch.of(x).percentile(99.99) / wanted - 1))
+    assert max(deviations[True]) < 0.01 < max(deviations[False])
