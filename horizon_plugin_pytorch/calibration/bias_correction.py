@@ -22,8 +22,7 @@ from horizon_plugin_pytorch.nn.qat.gemm import QATGemm
 from horizon_plugin_pytorch.tables import Table
 
 _HELD_BACK = 4  # every so many batches, one is held back
-_STEPS = 8  # of the search for a shift; a few are enough
-_FEW = 0.05  # the least share of values between the limits of an activation that a step of the search counts with
+_STEPS = 40  # of the search for a shift, at most; most often five
 
 
 @dataclass(frozen=True)
@@ -155,25 +154,41 @@ def _correct(group: LayerGroup, seen: Sequence[LayerCall], held: Sequence[LayerC
 
 
 def _shift(outputs: Sequence[tuple[LayerCall, Tensor]]) -> Tensor:
-    """What to add to each channel so that its mean after the activation is the wanted one, by Newton's steps.
+    """What to add to each channel so that its mean after the activation is the wanted one.
 
     Before the activation the means could be had at once. But with most values below zero, where a ReLU makes them all
-    alike, that mends what nobody reads, and moves what the next layer gets.
+    alike, that mends what nobody reads, and moves what the next layer gets. After it, the mean grows with the shift,
+    and at the ends of what single values lack it is too small and too large: Newton's steps find the place, halving
+    the interval where they would leave it, as in a channel of which nothing passes yet.
     """
-    wanted = torch.stack([_channel_means(call.activated(call.wanted), call.layer) for call, _ in outputs]).mean(0)
+    wanted, _ = _means([(call, call.wanted) for call, _ in outputs])
+    lacking = [_channels_first(call.wanted - out, call.layer) for call, out in outputs]
+    low = torch.stack([x.amin(1) for x in lacking]).amin(0)
+    high = torch.stack([x.amax(1) for x in lacking]).amax(0)
+    near = 1e-6 * wanted.abs().amax()
     shift = torch.zeros_like(wanted)
     for _ in range(_STEPS):
-        means, shares = [], []
-        for call, out in outputs:
-            moved = out + _by_channel(shift, out, call.layer)
-            found = call.activated(moved)
-            means.append(_channel_means(found, call.layer))
-            shares.append(_channel_means((found == moved).to(out.dtype), call.layer))
-        missing = wanted - torch.stack(means).mean(0)
-        shift = shift + missing / torch.stack(shares).mean(0).clamp(min=_FEW)
-        if not bool((missing.abs() > 1e-6 * wanted.abs().amax()).any()):
+        found, share = _means([(call, out + _by_channel(shift, out, call.layer)) for call, out in outputs])
+        missing = wanted - found
+        low, high = torch.where(missing > 0, shift, low), torch.where(missing < 0, shift, high)
+        step = missing / share.clamp(min=1e-12)
+        is_far = step.abs() > near
+        if not bool(is_far.any()):
             break
+        moved = shift + step
+        moved = torch.where((moved < low) | (moved > high), (low + high) / 2, moved)
+        shift = torch.where(is_far, moved, shift)
     return shift
+
+
+def _means(outputs: Sequence[tuple[LayerCall, Tensor]]) -> tuple[Tensor, Tensor]:
+    """By channel: the mean after the activation, and the share of values that it lets pass as they are."""
+    means, shares = [], []
+    for call, out in outputs:
+        found = call.activated(out)
+        means.append(_channel_means(found, call.layer))
+        shares.append(_channel_means((found == out).to(out.dtype), call.layer))
+    return torch.stack(means).mean(0), torch.stack(shares).mean(0)
 
 
 def _channel(x: Tensor, layer: QATGemm) -> int:
@@ -183,6 +198,11 @@ def _channel(x: Tensor, layer: QATGemm) -> int:
 
 def _by_channel(values: Tensor, x: Tensor, layer: QATGemm) -> Tensor:
     return values.reshape([-1 if axis == _channel(x, layer) else 1 for axis in range(x.dim())])
+
+
+def _channels_first(x: Tensor, layer: QATGemm) -> Tensor:
+    """The values of each channel as a row."""
+    return x.movedim(_channel(x, layer), 0).flatten(1) if x.dim() > 1 else x[:, None]
 
 
 def _channel_means(x: Tensor, layer: QATGemm) -> Tensor:

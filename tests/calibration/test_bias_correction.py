@@ -60,6 +60,16 @@ def test_the_mean_after_the_activation_is_that_of_float(activation: nn.Module | 
     torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize("share", [0.5, 0.05, 0.01, 0.001])
+@pytest.mark.parametrize("error", [-0.5, -1e-3, 1e-3, 0.5])
+def test_a_shift_is_found_where_hardly_anything_passes(share: float, error: float) -> None:
+    x = torch.linspace(-1, 0, 2000)[:, None] + share
+    model = calibrated(QuantWrapper(nn.Sequential(nn.Linear(1, 1), nn.ReLU())).eval(), [x])
+    call = call_of(x, model.module[0], x)
+    shift = _shift([(call, x - error)])
+    torch.testing.assert_close(shift, torch.tensor([error]), atol=1e-5, rtol=1e-4)
+
+
 def test_batches_are_held_back() -> None:
     layer = nn.Linear(2, 2)
     calls = [call_of(torch.rand(3, 2), layer, torch.rand(3, 2), batch) for batch in range(9)]
