@@ -2,8 +2,8 @@
 
 A step of a recurrent module is a dozen operators on a few numbers, and what surrounds them (modules, scales, plans)
 costs a hundred times as much as they do. From the second step on all steps are alike: the second is written down as a
-list of calls on ordinary tensors, and the others run this list. It gives the same integers: our operators are there
-with the same constants, in the forms that take the fewest calls (`fixed_point/step_forms.py`).
+list of calls, and the others run this list. It gives the same integers: our operators are there with the same
+constants, on the CPU in forms whose calls cost least, on arrays of numpy (`fixed_point/step_forms.py`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch.fixed_point.library import kernel_of
-from horizon_plugin_pytorch.fixed_point.step_forms import in_float64, step_form
+from horizon_plugin_pytorch.fixed_point.step_forms import in_float64, move_form, step_form
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.steps import is_walked
 from horizon_plugin_pytorch.untraced import is_recorded
@@ -47,7 +48,7 @@ def replay_steps(step: nn.Module, inputs: QTensor, state: tuple, is_reversed: bo
     if not all(map(_has_integers_alone, first)):
         return None
     x: Any = inputs[order[1]]
-    for is_short in (True, False):
+    for is_short in (True, False) if inputs.device.type == "cpu" else (False,):
         recording = _Recording([x.as_grid(), *(y.as_grid() for y in first)], is_short)
         with recording:
             second = step(x, first)
@@ -57,22 +58,23 @@ def replay_steps(step: nn.Module, inputs: QTensor, state: tuple, is_reversed: bo
             return None
         program = recording.program([x.as_grid() for x in second])
         states = None if program is None else _walked(program, inputs, first, second, order)
-        if states is not None:
-            shown = torch.stack([state[0] for state in (reversed(states) if is_reversed else states)]).float()
-            return _as(second[0], shown), tuple(_as(x, y.float()) for x, y in zip(second, states[-1], strict=True))
+        if program is not None and states is not None:
+            shown = program.stacked([state[0] for state in (reversed(states) if is_reversed else states)])
+            last = [program.stacked([x]).squeeze(0) for x in states[-1]]
+            return _as(second[0], shown), tuple(map(_as, second, last))
     return None
 
 
 def _walked(
     program: _Program, inputs: QTensor, first: tuple, second: tuple, order: Sequence[int]
-) -> list[tuple[Tensor, ...]] | None:
+) -> list[tuple[Any, ...]] | None:
     """The states after each step, of which the first two are known; None if the program gives another second."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
-        given = [x.unbind(0) for x in program.inputs(inputs.as_grid())]
-        states = [tuple(x.as_grid().to(program.dtype) for x in state) for state in (first, second)]
+        given = program.inputs(inputs.as_grid())
+        states = [tuple(program.numbers(x.as_grid()) for x in state) for state in (first, second)]
         run = program.run
         again = run(*[x[order[1]] for x in given], *states[0])
-        if not all(map(torch.equal, again, states[1])):  # a constant of the list was none
+        if not all(bool((x == y).all()) for x, y in zip(again, states[1], strict=True)):  # a constant of it was none
             return None
         if len(given) == 1:
             for index in order[2:]:
@@ -166,14 +168,19 @@ class _Recording(TorchDispatchMode):
             return
         form = step_form(func, args)
         if form is None:
-            self._note(in_float64(func, operands), args, {}, out)
+            self._note(in_float64(func), args, {}, out)
             return
-        taken = [x if self._is_data(x) else x.double() for x in args[: form.operands]]
+        taken = [x if self._is_data(x) else x.double().numpy() for x in args[: form.operands]]
         if form.prepared is not None:
-            term = form.prepared(taken[1].double())
-            self._note(form.prepared, (taken[1],), {}, term, is_of_all=True)
-            taken[1] = term
+            taken[1] = self._prepared(form.prepared, taken[1])
         self._note(form.function, tuple(taken), {}, out)
+
+    def _prepared(self, function: Callable[[np.ndarray], np.ndarray], x: Tensor | np.ndarray) -> Tensor | np.ndarray:
+        if isinstance(x, np.ndarray):
+            return function(x)
+        term = torch.from_numpy(function(x.double().numpy()))
+        self._note(function, (x,), {}, term, is_of_all=True)
+        return term
 
     def _write(self, func: Any, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         results = list(out) if isinstance(out, (tuple, list)) else [out]
@@ -186,7 +193,9 @@ class _Recording(TorchDispatchMode):
         elif all(_shown(x) in self._places for x in results):
             self._alive += results
             return  # another object for the same memory
-        self._note(func._op, args, kwargs, out, is_moving=func._schema.name in _MOVES)
+        is_moving = func._schema.name in _MOVES
+        function = move_form(func) if is_moving and self._is_short else func._op
+        self._note(function, args, kwargs, out, is_moving=is_moving)
 
     def _note(
         self, function: Any, args: tuple, kwargs: dict, out: Any, is_of_all: bool = False, is_moving: bool = True
@@ -224,7 +233,7 @@ class _Recording(TorchDispatchMode):
         rest = [call for call in kept[::-1] if call not in before]
         given = [0, *(call.places[0] for call in before), *range(1, self._given)]
         run = _compiled(rest, self._places, given, ends)
-        return _Program(run, [call.function for call in before], torch.float64 if self._is_short else torch.float32)
+        return _Program(run, [call.function for call in before], self._is_short)
 
 
 @dataclass(frozen=True)
@@ -232,13 +241,21 @@ class _Program:
     """A step as a function of its input, of what can be had of the inputs of all steps at once, and of the state."""
 
     run: Callable[..., tuple]
-    before: list[Callable[[Tensor], Tensor]]
-    dtype: torch.dtype
+    before: list[Callable[[Any], Any]]
+    is_short: bool
 
-    def inputs(self, x: Tensor) -> list[Tensor]:
-        """What steps take of the inputs of all of them."""
-        x = x.to(self.dtype)
-        return [x, *(function(x) for function in self.before)]
+    def numbers(self, x: Tensor) -> Any:
+        """A tensor as the function takes it."""
+        return x.detach().double().numpy() if self.is_short else x.float()
+
+    def inputs(self, x: Tensor) -> list[Any]:
+        """What steps take of the inputs of all of them, along the first axis."""
+        taken = self.numbers(x)
+        return [taken if self.is_short else taken.unbind(0), *(function(taken) for function in self.before)]
+
+    def stacked(self, numbers: Sequence[Any]) -> Tensor:
+        """What the function gave in several steps, as one tensor."""
+        return torch.from_numpy(np.stack(numbers)).float() if self.is_short else torch.stack(list(numbers))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.fixed_point.step_forms import in_float64, step_form
+from horizon_plugin_pytorch.fixed_point import step_forms
+from horizon_plugin_pytorch.fixed_point.step_forms import in_float64, move_form, step_form
 from tests.fixed_point import reference
 from tests.fixed_point.test_elementwise import PAIRS, sum_reference
 
@@ -19,10 +21,13 @@ ALL = torch.arange(-32768.0, 32768.0)
 def run(overload, *args) -> Tensor:
     form = step_form(overload, args)
     assert form is not None
-    taken = [x.double() for x in args[: form.operands]]
+    taken = [x.double().numpy() for x in args[: form.operands]]
+    before = [x.copy() for x in taken]
     if form.prepared is not None:
         taken[1] = form.prepared(taken[1])
-    return form.function(*taken)
+    out = form.function(*taken)
+    assert all(map(np.array_equal, taken, before if form.prepared is None else [before[0], taken[1]]))  # as they were
+    return torch.from_numpy(out)
 
 
 @pytest.mark.parametrize("limits", [INT8, INT16, (0, 127)])
@@ -67,7 +72,7 @@ def test_tables(offset: int) -> None:
 @pytest.mark.parametrize("residual_bits", [0, 8, 16])
 @pytest.mark.parametrize("limits", [INT8, INT16])
 @pytest.mark.parametrize("input_bits", [8, 16])
-def test_layers(limits: tuple[int, int], residual_bits: int, input_bits: int) -> None:
+def test_layers(limits: tuple[int, int], residual_bits: int, input_bits: int, monkeypatch) -> None:
     generator = torch.Generator().manual_seed(residual_bits)
     size, most = 24, 1 << (input_bits - 1)
     weight = torch.randint(-127, 128, (17, size), generator=generator).float()
@@ -86,7 +91,9 @@ def test_layers(limits: tuple[int, int], residual_bits: int, input_bits: int) ->
         residual = torch.randint(-ends, ends, (50, 17), generator=generator).float()
         residual[2], residual[3] = -ends, ends - 1
     args = (x, residual, *fp.flatten(plan))
-    assert torch.equal(run(torch.ops.horizon.linear.default, *args).float(), fp.linear(*args))
+    for most_multiplied in (1 << 18, 0):  # by numpy, and by torch
+        monkeypatch.setattr(step_forms, "_SMALL_PRODUCT", most_multiplied)
+        assert torch.equal(run(torch.ops.horizon.linear.default, *args).float(), fp.linear(*args))
 
 
 def test_an_operator_without_a_form_runs_as_it_is() -> None:
@@ -94,5 +101,28 @@ def test_an_operator_without_a_form_runs_as_it_is() -> None:
     q = torch.arange(-128.0, 128.0)
     args = (factor, offset, -1, *INT8)
     assert factor.dtype == torch.float32 and step_form(torch.ops.horizon.affine.default, (q, *args)) is None
-    got = in_float64(torch.ops.horizon.affine.default, [0])(q.double(), *args)
-    assert got.dtype == torch.float64 and torch.equal(got.float(), fp.affine(q, *args))
+    got = in_float64(torch.ops.horizon.affine.default)(q.double().numpy(), *args)
+    assert got.dtype == np.float64 and torch.equal(torch.from_numpy(got).float(), fp.affine(q, *args))
+
+
+@pytest.mark.parametrize(
+    ("overload", "args"),
+    [
+        (torch.ops.aten.slice.Tensor, (-1, 1, 5)),
+        (torch.ops.aten.slice.Tensor, (1, 2, 9223372036854775807)),
+        (torch.ops.aten.slice.Tensor, (1, -3, -1)),
+        (torch.ops.aten.slice.Tensor, (1, 0, 6, 2)),
+        (torch.ops.aten.slice.Tensor, ()),
+        (torch.ops.aten.split.Tensor, (2, -1)),
+        (torch.ops.aten.split.Tensor, (4, 1)),
+        (torch.ops.aten.split.Tensor, (1,)),
+        (torch.ops.aten.select.int, (1, -1)),
+        (torch.ops.aten.unsqueeze.default, (0,)),
+        (torch.ops.aten.expand.default, ([5, 2, 6],)),
+    ],
+)
+def test_moves(overload, args) -> None:
+    x = torch.arange(12.0, dtype=torch.float64).view(2, 6)
+    got, wanted = move_form(overload)(x.numpy(), *args), overload(x, *args)
+    pairs = zip(got, wanted, strict=True) if isinstance(wanted, (tuple, list)) else [(got, wanted)]
+    assert all(np.array_equal(a, b.numpy()) for a, b in pairs)
