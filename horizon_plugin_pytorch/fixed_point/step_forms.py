@@ -177,7 +177,12 @@ def _split(x: np.ndarray, size: int, dim: int = 0) -> list[np.ndarray]:
     return [x[(*before, slice(begin, begin + size))] for begin in range(0, x.shape[dim], size)]
 
 
-_MOVES: dict[str, Callable[..., Any]] = {"aten::slice": _slice, "aten::split": _split}
+_MOVES: dict[str, Callable[..., Any]] = {
+    "aten::slice": _slice,
+    "aten::split": _split,
+    "aten::narrow": lambda x, dim, start, length: _slice(x, dim, start, start + length),
+    "aten::chunk": lambda x, chunks, dim=0: _split(x, -(-x.shape[dim] // chunks), dim),
+}
 
 
 def _through_torch(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,8 +58,8 @@ def replays(monkeypatch, is_on: bool = True) -> list[bool]:
 @pytest.mark.parametrize(
     ("cls", "bits"), [(nn.LSTM, "qint8"), (nn.LSTM, "qint16"), (nn.GRU, "qint8"), (nn.RNN, "qint8")]
 )
-@torch.no_grad()
-def test_the_same_integers(cls, bits, monkeypatch) -> None:
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_same_integers(cls, bits, mode, monkeypatch) -> None:
     torch.manual_seed(0)
     x = torch.randn(7, 2, 3)
     validation = validating(cls(3, 5, num_layers=2, bidirectional=True), x, bits)
@@ -68,12 +68,14 @@ def test_the_same_integers(cls, bits, monkeypatch) -> None:
     monkeypatch.setattr(replayed_steps, "_walked", lambda *args: walked.append(args[0]) or walk(*args))
     for model in (validation, convert_fx(copy.deepcopy(validation))):
         found = replays(monkeypatch)
-        out = model(2 * x)
+        with mode():
+            out = model(2 * x)
         assert found == [True] * 4
         assert len(walked) == 4 and all(program.is_short for program in walked)
         walked.clear()
         replays(monkeypatch, is_on=False)
-        assert all(map(torch.equal, tree_leaves(out), tree_leaves(model(2 * x))))
+        with mode():
+            assert all(map(torch.equal, tree_leaves(out), tree_leaves(model(2 * x))))
 
 
 def test_who_wants_gradients_or_watches_parts_gets_the_steps_themselves(monkeypatch) -> None:
