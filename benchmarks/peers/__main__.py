@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import textwrap
 import venv
 from importlib.metadata import version
 from pathlib import Path
@@ -102,7 +103,7 @@ def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
     percent = ["network", "toolkit", "float %", "simulated %", "deployed %", "integers that differ %"]
     missing = {name: "not measured in this run" for name in TOOLKITS if name not in found} | NOT_MEASURED
     parts = [
-        f"Written on {datetime.date.today()} with {', '.join(versions)}.",
+        textwrap.fill(f"Written on {datetime.date.today()} with {', '.join(versions)}.", 120, break_on_hyphens=False),
         tabulate(
             _surroundings(found), ["toolkits", "date", "processor", "cores", "jobs that ran or waited, 1 min"], "github"
         ),

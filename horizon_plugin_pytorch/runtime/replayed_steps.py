@@ -110,8 +110,8 @@ def _as(like: QTensor, integers: Tensor) -> QTensor:
     return like.like(integers) if like.is_integer else like.with_grid(integers)
 
 
-# What gives the numbers that it takes, of whatever type and layout. In inference mode `narrow` and `chunk` are not taken
-# apart into the others.
+# What gives the numbers that it takes, of whatever type and layout. `narrow` and `chunk` are seen in inference mode
+# only: elsewhere torch takes them apart.
 _MOVES = frozenset(
     f"aten::{name}" for name in "slice select split narrow chunk cat stack unsqueeze squeeze expand alias".split()
 )
