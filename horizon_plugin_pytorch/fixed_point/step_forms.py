@@ -23,6 +23,7 @@ from horizon_plugin_pytorch.fixed_point.accumulator_plan import INT32_MAX, Accum
 from horizon_plugin_pytorch.fixed_point.library import kernel_of, unflatten
 
 _FACTOR_BITS = 22  # with which a product of two activations still has 52 bits
+_MOST_WEIGHTS = 1 << 19  # in one product: more do not stay in the cache of a core as float64, from step to step
 _SMALL_PRODUCT = 1 << 18  # multiplications; more are worth torch's threads
 
 
@@ -59,6 +60,8 @@ def _linear(x: Tensor, residual: Tensor | None, *constants: Any) -> StepForm | N
     (plan,) = unflatten(constants, AccumulatorPlan)
     is_plain = plan.worst_case <= INT32_MAX and not plan.is_real
     if not is_plain or x.dim() != 2 or (residual is not None and residual.shape != (len(x), plan.factor.numel())):
+        return None
+    if x.shape[1] * plan.factor.numel() > _MOST_WEIGHTS:
         return None
     factor = plan.factor.double()
     weight = (whole_weight(plan.weights, plan.parts, Layout(1, -1, 1, (-1,))).double().t() * factor).contiguous()

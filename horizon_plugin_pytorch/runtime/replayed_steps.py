@@ -3,7 +3,8 @@
 A step of a recurrent module is a dozen operators on a few numbers, and what surrounds them (modules, scales, plans)
 costs a hundred times as much as they do. From the second step on all steps are alike: the second is written down as a
 list of calls, and the others run this list. It gives the same integers: our operators are there with the same
-constants, on the CPU in forms whose calls cost least, on arrays of numpy (`fixed_point/step_forms.py`).
+constants, for few numbers on the CPU in forms whose calls cost least, on arrays of numpy
+(`fixed_point/step_forms.py`), else as the operators of torch that they are made of.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from horizon_plugin_pytorch.runtime.steps import is_walked
 from horizon_plugin_pytorch.untraced import is_recorded
 
 _FEWEST = 4  # steps for which writing one down is worth it
+_MOST_NUMBERS = 4096  # in a state, for which the calls take longer than the numbers
 
 
 def replay_steps(step: nn.Module, inputs: QTensor, state: tuple, is_reversed: bool) -> tuple[QTensor, tuple] | None:
@@ -48,7 +50,8 @@ def replay_steps(step: nn.Module, inputs: QTensor, state: tuple, is_reversed: bo
     if not all(map(_has_integers_alone, first)):
         return None
     x: Any = inputs[order[1]]
-    for is_short in (True, False) if inputs.device.type == "cpu" else (False,):
+    is_small = max(y.numel() for y in first) <= _MOST_NUMBERS
+    for is_short in (True, False) if is_small and inputs.device.type == "cpu" else (False,):
         recording = _Recording([x.as_grid(), *(y.as_grid() for y in first)], is_short)
         with recording:
             second = step(x, first)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from horizon_plugin_pytorch.fixed_point import step_forms
 from horizon_plugin_pytorch.nn.qat import recurrent
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -59,7 +60,12 @@ def replays(monkeypatch, is_on: bool = True) -> list[bool]:
     ("cls", "bits"), [(nn.LSTM, "qint8"), (nn.LSTM, "qint16"), (nn.GRU, "qint8"), (nn.RNN, "qint8")]
 )
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_the_same_integers(cls, bits, mode, monkeypatch) -> None:
+@pytest.mark.parametrize("is_large", ["nothing", "weights", "states"])
+def test_the_same_integers(cls, bits, mode, is_large, monkeypatch) -> None:
+    if is_large == "weights":
+        monkeypatch.setattr(step_forms, "_MOST_WEIGHTS", 1)
+    if is_large == "states":
+        monkeypatch.setattr(replayed_steps, "_MOST_NUMBERS", 1)
     torch.manual_seed(0)
     x = torch.randn(7, 2, 3)
     validation = validating(cls(3, 5, num_layers=2, bidirectional=True), x, bits)
@@ -71,7 +77,7 @@ def test_the_same_integers(cls, bits, mode, monkeypatch) -> None:
         with mode():
             out = model(2 * x)
         assert found == [True] * 4
-        assert len(walked) == 4 and all(program.is_short for program in walked)
+        assert len(walked) == 4 and all(x.is_short != (is_large == "states") for x in walked)
         walked.clear()
         replays(monkeypatch, is_on=False)
         with mode():
