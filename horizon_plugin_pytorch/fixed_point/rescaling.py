@@ -15,16 +15,18 @@ A *factor* is the tensor ``M / 2**n``. Its dtype says how to compute with it:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 MULTIPLIER_BITS = 20
 EXACT_FLOAT32 = 1 << 24
 # A channel whose multiplier fails moves it: far below the grid, and off the bad points. One in a hundred does.
-_OFFSETS = tuple((i + 1) // 2 * (1 if i % 2 else -1) for i in range(256))
+_OFFSETS = np.array([(i + 1) // 2 * (1 if i % 2 else -1) for i in range(256)], dtype=np.float64)
 _MOST_STEPS = 512
-_HARD = 8.0  # bad points that a factor is expected to have; with fewer, hardly any factor has some for each offset
+_HARD = 4.0  # bad points that a factor is expected to have; with fewer, hardly any factor has some for each offset
 _HARDEST, _HARD_AT_ONCE = 16, 4  # how many of such factors are tried before the others
 _AT_ONCE = 512  # factors that are proved together: few calls, and their temporaries stay in the cache
 _IN_CACHE = 1 << 17  # numbers that stay in the cache of a core
@@ -130,32 +132,36 @@ def _value(multiplier: Tensor, shift: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Steps:
-    """Where outputs from `low` to `high` step to the next integer ``k``: ``k - 1/2``, and whether ``k`` is even.
+    """Where outputs from `low` to `high` step to the next integer ``k``: at ``k - 1/2``.
 
-    Each step is a row, for factors in columns.
+    Each step is a row, for factors in columns; first those to an odd ``k``. An even ``k`` is left out where ``1 - k``
+    is there, which steps at the same place on the other side of 0: what shows a difference at ``k`` shows one there.
+    Arrays of numpy, as in all of the proof: it makes many calls for few numbers.
     """
 
-    half: Tensor
-    is_even: Tensor
-    even: Tensor  # the same in float64
-    half_in_float32: Tensor
+    half: np.ndarray
+    half_in_float32: np.ndarray
+    odd: int  # how many are odd
+    farthest: float  # the largest magnitude of an output, and one more
 
     @staticmethod
-    def between(low: int, high: int, device: torch.device) -> _Steps:
-        k = torch.arange(low + 1, high + 1, device=device, dtype=torch.float64).unsqueeze(1)
-        is_even = k.remainder(2) == 0
-        return _Steps(k - 0.5, is_even, is_even.double(), (k - 0.5).float())
+    @lru_cache(maxsize=64)
+    def between(low: int, high: int) -> _Steps:
+        k = np.arange(low + 1, high + 1)
+        odd, even = k[k % 2 == 1], k[k % 2 == 0]
+        even = even[(1 - even <= low) | (1 - even > high)]
+        half = np.concatenate([odd, even])[:, None] - 0.5
+        return _Steps(half, half.astype(np.float32), len(odd), max(abs(low), abs(high)) + 1.0)
 
     def bad_points(self, factor: float) -> float:
         """At how many steps float32 rounding is expected to differ: products lie anywhere, as far apart as the factor.
 
         Of those next to a step it differs where they are rounded to ``k - 1/2``.
         """
-        exponents = torch.frexp(self.half)[1].double() - 25  # half of the distance between float32 numbers there
-        return float(torch.ldexp(torch.ones_like(self.half), exponents).sum()) / factor
+        return float(np.ldexp(1.0, np.frexp(self.half)[1] - 25).sum()) / factor  # half of float32's distance there
 
 
-def _is_proved(value: Tensor, low: int, high: int, bound: int, steps: _Steps | None = None) -> Tensor:
+def _is_proved(value: np.ndarray, steps: _Steps, bound: int) -> np.ndarray:
     """For each factor: does float32 rounding agree with the definition for every ``|acc| <= bound``?
 
     Both are monotone step functions of the integer ``acc``, so it is enough to compare them at the integer where the
@@ -167,18 +173,21 @@ def _is_proved(value: Tensor, low: int, high: int, bound: int, steps: _Steps | N
 
     Args:
         value: factors in float64.
-        steps: those between `low` and `high`, where they are known.
+        steps: those of the output.
     """
-    steps = _Steps.between(low, high, value.device) if steps is None else steps
     # The quotient is a fraction over the multiplier: below 2**24 it is nearer to an integer than float64 tells only
     # where it is one.
-    last = torch.div(steps.half, value).ceil_().sub_(steps.even).float()  # the integer in question
-    if value.numel() and (max(abs(low), abs(high)) + 1) / float(value.min()) >= bound:
-        is_met = torch.where(steps.is_even, last >= -bound, last <= bound)
-        last = last.clamp_(-bound, bound).mul_(is_met)  # what is not met is 0 here, whose product is no half
-    if low >= high:
-        return torch.ones_like(value, dtype=torch.bool)
-    return last.mul_(value.float()).sub_(steps.half_in_float32).abs_().amin(0) > 0
+    last = np.divide(steps.half, value)
+    np.ceil(last, out=last)
+    last[steps.odd :] -= 1.0
+    product = last.astype(np.float32)  # the integer in question
+    if value.size and steps.farthest / float(value.min()) >= bound:
+        odd, even = product[: steps.odd], product[steps.odd :]
+        odd[odd > bound] = even[even < -bound] = 0  # is not met; its product is no half
+        np.maximum(odd, np.float32(-bound), out=odd)
+        np.minimum(even, np.float32(bound), out=even)
+    np.multiply(product, value.astype(np.float32), out=product)
+    return ~np.equal(product, steps.half_in_float32).any(0)
 
 
 def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT32 - 1) -> Tensor:
@@ -191,48 +200,49 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
         low, high: range of the output.
         bound: largest ``|acc|`` that can occur; from 2**24 on the result is float64.
     """
-    ratio = ratio.detach().double().reshape(-1)
-    multiplier, shift = multiplier_and_shift(ratio)
+    multiplier, shift = multiplier_and_shift(ratio.detach().double().reshape(-1))
     wide = _value(multiplier, shift)
     if high - low > _MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
         return wide
     limit = int(min(bound, EXACT_FLOAT32 - 1))
-    unit = torch.ldexp(torch.ones_like(wide), -shift.double())
-    steps = _Steps.between(low, high, ratio.device)
-    offsets = torch.tensor(_OFFSETS, device=ratio.device, dtype=torch.float64)
-    chosen, done = wide.clone(), 0
-    pending = torch.arange(ratio.numel(), device=ratio.device)
+    chosen = _proved_factors(wide.cpu().numpy(), shift.cpu().numpy(), limit, _Steps.between(low, high))
+    if chosen is None:
+        return wide
+    proved = torch.from_numpy(chosen).to(wide.device)
+    return proved.float() if bound < EXACT_FLOAT32 else proved
+
+
+def _proved_factors(wide: np.ndarray, shift: np.ndarray, bound: int, steps: _Steps) -> np.ndarray | None:
+    """The proved factors nearest to some of so many binary places; None if one of them has none."""
+    unit = np.ldexp(1.0, -shift)
+    pending = np.arange(len(wide))
     # One channel without a proof is enough to need none of the others': the smallest factors are the likeliest.
     if len(pending) > _HARDEST and steps.bad_points(float(wide.min())) > _HARD:
-        for some in wide.topk(_HARDEST, largest=False).indices.split(_HARD_AT_ONCE):
-            if not bool(_prove(wide, unit, some, offsets, (low, high), limit, steps)[1].all()):
-                return wide
-    while done < len(_OFFSETS):
-        tried = offsets[done : done + max(_AT_ONCE // len(pending), 1)]  # several of them where channels are few
+        hardest = wide.argsort(kind="stable")[:_HARDEST]
+        for some in hardest.reshape(-1, _HARD_AT_ONCE):
+            if not _prove(wide[some], unit[some], _OFFSETS, bound, steps)[1].all():
+                return None
+    chosen, done = wide.copy(), 0
+    while pending.size and done < len(_OFFSETS):
+        tried = _OFFSETS[done : done + max(_AT_ONCE // len(pending), 1)]  # several of them where channels are few
         done += len(tried)
-        first, is_done = _prove(wide, unit, pending, tried, (low, high), limit, steps)
+        first, is_done = _prove(wide[pending], unit[pending], tried, bound, steps)
         chosen[pending[is_done]] = first[is_done]
         pending = pending[~is_done]
-        if pending.numel() == 0:
-            return chosen.float() if bound < EXACT_FLOAT32 else chosen
-    return wide
+    return None if pending.size else chosen
 
 
 def _prove(
-    wide: Tensor,
-    unit: Tensor,
-    channels: Tensor,
-    offsets: Tensor,
-    limits: tuple[int, int],
-    bound: int,
-    steps: _Steps,
-) -> tuple[Tensor, Tensor]:
-    """For each of some channels, its factor moved by the first of some offsets that is proved, and whether one is."""
-    trial = torch.addcmul(wide[channels].unsqueeze(1), unit[channels].unsqueeze(1), offsets)  # exact: 21 bits
-    parts = trial.flatten().split(_AT_ONCE)
-    proved = torch.cat([_is_proved(part, *limits, bound, steps) for part in parts]).reshape(trial.shape)
-    first = proved.int().argmax(1, keepdim=True)  # of equal ones, the first
-    return trial.gather(1, first).squeeze(1), proved.any(1)
+    wide: np.ndarray, unit: np.ndarray, offsets: np.ndarray, bound: int, steps: _Steps
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each factor, it moved by the first of some offsets that is proved, and whether one is."""
+    trial = wide[:, None] + unit[:, None] * offsets  # exact: 21 bits
+    flat = trial.reshape(-1)
+    parts = [_is_proved(flat[begin : begin + _AT_ONCE], steps, bound) for begin in range(0, len(flat), _AT_ONCE)]
+    proved = (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(trial.shape)
+    first = proved.argmax(1)  # of equal ones, the first
+    rows = np.arange(len(trial))
+    return trial[rows, first], proved[rows, first]
 
 
 def is_exact_in_float32(factor: Tensor, low: int, high: int, reach: float) -> bool:
@@ -254,7 +264,8 @@ def is_exact_in_float32(factor: Tensor, low: int, high: int, reach: float) -> bo
     last_step = (max(abs(low), abs(high)) + 1) / float(factor.min())
     if reach >= EXACT_FLOAT32 and last_step >= EXACT_FLOAT32:
         return False
-    return all(bool(_is_proved(part, low, high, EXACT_FLOAT32 - 1).all()) for part in value.split(_AT_ONCE))
+    steps = _Steps.between(low, high)
+    return all(bool(_is_proved(part.cpu().numpy(), steps, EXACT_FLOAT32 - 1).all()) for part in value.split(_AT_ONCE))
 
 
 def rescale_(acc: Tensor, factor: Tensor, low: float, high: float) -> Tensor:
