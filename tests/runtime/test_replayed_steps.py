@@ -102,3 +102,18 @@ def test_who_wants_gradients_or_watches_parts_gets_the_steps_themselves(monkeypa
         hook.remove()
         model(x)
         assert found[-1]
+
+
+@pytest.mark.parametrize("cls", [nn.LSTM, nn.LSTMCell])
+def test_states_that_begin_with_zeros_have_the_type_of_all_numbers(cls) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(6, 2, 3) if cls is nn.LSTM else torch.randn(2, 3)
+    model = convert_fx(validating(cls(3, 5), x))
+    with torch.no_grad():
+        wanted = model(x)
+        torch.set_default_dtype(torch.float64)
+        try:
+            found = model(x)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, tree_leaves(found), tree_leaves(wanted)))

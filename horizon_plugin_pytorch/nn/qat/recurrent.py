@@ -235,7 +235,7 @@ class RecurrentCell(_Recurrent):
         if not isinstance(hx[0] if isinstance(hx, (tuple, list)) else hx, QTensor):
             self.begin_batch()  # a state that no call gave: also where the model is not called as a whole
         if hx is None:
-            zeros = torch.zeros(*x.shape[:-1], self.hidden_size, device=x.device)
+            zeros = torch.zeros(*x.shape[:-1], self.hidden_size, device=x.device, dtype=torch.float32)
             states: tuple = (zeros, zeros)
         else:
             states = tuple(hx) if self.has_cell else (hx,)
@@ -315,7 +315,7 @@ class RecurrentNetwork(_Recurrent):
 
     def _sequence(self, step: Any, x: Any, given: list[Any], is_reversed: bool) -> tuple[Any, tuple]:
         if not given:
-            zeros = torch.zeros(x.shape[1], self.hidden_size, device=x.device)
+            zeros = torch.zeros(x.shape[1], self.hidden_size, device=x.device, dtype=torch.float32)
             given = [zeros, zeros]
         state = step.start(tuple(given))
         gates = step.ih(x)
