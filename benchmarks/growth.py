@@ -57,7 +57,8 @@ Panels = dict[str, dict[str, Curve]]
 Keep = Callable[[str, int, float], None]  # is told what was measured, at which size, and its cost
 PICTURE = Path(__file__).parent.parent / "docs" / "growth.svg"
 KEPT = OUT / "growth.json"
-COLORS = ("#1f6fb4", "#d95f02", "#2ca25f", "#7b3294", "#c51b7d", "#666666")
+COLORS = ("#1f6fb4", "#d95f02", "#2ca25f", "#7b3294", "#c51b7d", "#666666", "#8c5109", "#111111")
+ACROSS = 2  # panels beside each other
 
 
 def chain(depth: int) -> nn.Module:
@@ -223,39 +224,53 @@ def read(file: Path) -> Panels:
 
 
 def drawn(panels: Panels) -> str:
-    """The curves as SVG, one panel beside the other, with logarithmic axes."""
-    width, height, gap = 440, 320, 60
+    """The curves as SVG, two panels beside each other, with logarithmic axes; names in the order in which they end."""
+    width, height, gap = 460, 320, 60
     parts = []
     for place, (title, curves) in enumerate(panels.items()):
-        left = gap + place * (width + gap)
+        row, column = divmod(place, ACROSS)
+        left, top = gap + column * (width + gap), row * height
         points = [point for curve in curves.values() for point in curve]
         (low, high), (least, most) = ((math.log10(min(v)), math.log10(max(v))) for v in zip(*points, strict=True))
+        least = min(least, most - 1)  # a decade: less would make much of little
 
-        def at(x: float, y: float, left=left, low=low, high=high, least=least, most=most) -> tuple[float, float]:
+        def at(x: float, y: float, origin=(left, top), ends=(low, high, least, most)) -> tuple[float, float]:
+            low, high, least, most = ends
             across = (math.log10(x) - low) / (high - low or 1)
             up = (math.log10(y) - least) / (most - least or 1)
-            return left + across * (width - 120), 30 + (1 - up) * (height - 70)
+            return origin[0] + across * (width - 140), origin[1] + 30 + (1 - up) * (height - 70)
 
-        parts.append(f'<text x="{left}" y="18" font-weight="bold">{title}</text>')
+        parts.append(f'<text x="{left}" y="{top + 18}" font-weight="bold">{title}</text>')
         parts.append(
-            f'<rect x="{left}" y="30" width="{width - 120}" height="{height - 70}" fill="none" stroke="#bbb"/>'
+            f'<rect x="{left}" y="{top + 30}" width="{width - 140}" height="{height - 70}" fill="none" stroke="#bbb"/>'
         )
         for size in sorted({x for x, _ in points}):
             x, _ = at(size, 10**least)
-            parts.append(f'<text x="{x:.0f}" y="{height - 22}" text-anchor="middle">{size:,}</text>')
-        for power in range(math.ceil(least), math.floor(most) + 1):
-            _, y = at(10**low, 10**power)
-            parts.append(f'<path d="M{left} {y:.0f}h{width - 120}" stroke="#ddd"/>')
-            parts.append(f'<text x="{left - 4}" y="{y + 4:.0f}" text-anchor="end">{10.0**power:g} s</text>')
-        for number, (name, curve) in enumerate(curves.items()):
-            color, places = COLORS[number % len(COLORS)], [at(*point) for point in sorted(curve)]
+            parts.append(f'<text x="{x:.0f}" y="{top + height - 22}" text-anchor="middle">{size:,}</text>')
+        for value in ticks(least, most):
+            _, y = at(10**low, value)
+            parts.append(f'<path d="M{left} {y:.0f}h{width - 140}" stroke="#ddd"/>')
+            parts.append(f'<text x="{left - 4}" y="{y + 4:.0f}" text-anchor="end">{value:g} s</text>')
+        ordered = sorted(curves, key=lambda name: -max(curves[name])[1])
+        for name, color in zip(curves, COLORS, strict=False):
+            places = [at(*point) for point in sorted(curves[name])]
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
             parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
-            parts.append(f'<text x="{left + width - 114}" y="{44 + 16 * number}" fill="{color}">{name}</text>')
-    size = f'width="{len(panels) * (width + gap) + gap}" height="{height}"'
+            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{color}"/>' for x, y in places]
+            y = top + 44 + 16 * ordered.index(name)
+            parts.append(f'<text x="{left + width - 134}" y="{y}" fill="{color}">{name}</text>')
+    columns, rows = min(len(panels), ACROSS), -(-len(panels) // ACROSS)
+    size = f'width="{columns * (width + gap) + gap}" height="{rows * height}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">' + (
         f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
     )
+
+
+def ticks(least: float, most: float) -> list[float]:
+    """Values to be named on an axis between two powers of ten; within two decades twos and fives, too."""
+    heads = (1,) if most - least >= 2 else (1, 2, 5)
+    values = [head * 10.0**power for power in range(math.floor(least), math.ceil(most) + 1) for head in heads]
+    return [value for value in values if least <= math.log10(value) <= most]
 
 
 TITLES = {
