@@ -130,12 +130,10 @@ def large_values(
     rows = x[: whole * _ROW].view(-1, _ROW).index_select(0, torch.from_numpy(large.places)).view(-1)
     rest = x[whole * _ROW :]
     values = array_of(torch.cat([rest, rows]) if rest.numel() else rows)
-    if limits[0] < 0 and limits != NO_LIMITS:
+    if limits != NO_LIMITS:
         values = values.clip(*limits)
     places = np.flatnonzero((values if limits[0] >= 0 else np.abs(values)) >= least)
     values = values[places]
-    if limits[0] >= 0:
-        np.minimum(values, np.float32(limits[1]), out=values)
     border = int(places.searchsorted(rest.numel() + large.exact * _ROW))
     return (values[:border], 1), (values[border:], _NEXT_EACH)
 

@@ -35,6 +35,7 @@ from horizon_plugin_pytorch.statistics.samples import (
 
 _FULL = 1 << 30  # counts are 32 bits wide
 _AT_ONCE, _TURNS = 1 << 22, 16
+_ROUNDED = 1 + 2.0**-7  # no type rounds a number by more
 _SMALL = 1 << 12  # values of which those at the ends are always counted
 
 
@@ -227,7 +228,8 @@ class Sketch:
     ) -> np.ndarray:
         """How many values are in each bin, times `each`."""
         # The bits of a negative number are a negative integer: where the range begins at 0, it is counted as 0 is.
-        if ends[0] >= 0 >= limits[0] and (limits[1] == math.inf or ends[1] < limits[1]):
+        # An end that was clamped may be below the limit, rounded as the tensor's type does.
+        if ends[0] >= 0 >= limits[0] and (limits[1] == math.inf or ends[1] * _ROUNDED < limits[1]):
             keys = values.view(np.int32) >> SHIFT
         else:
             magnitudes = np.abs(values) if limits == NO_LIMITS else values.clip(*limits)

@@ -190,6 +190,22 @@ def test_limits_count_as_clamping_does(limits: tuple[float, float], dtype: torch
     assert (sketch.ends, sketch.peaks, sketch.total) == (expected.ends, expected.peaks, expected.total)
 
 
+@pytest.mark.parametrize("limits", [(0.0, 0.7), (0.0, 0.9), (-0.7, 0.7), (-math.inf, 0.3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_limits_that_are_rounded(limits: tuple[float, float], dtype: torch.dtype) -> None:
+    """The end that is known was clamped in the tensor's type, in which the limit may be a little less or more."""
+    x = (torch.randn(5000) * 4).to(dtype)
+    clamped = x.clamp(*limits)
+    sketch = Sketch()
+    sketch.update(x, (float(clamped.min()), float(clamped.max())), limits)
+    expected = Sketch.of(clamped)
+    assert (sketch.ends, sketch.total) == (expected.ends, 5000)
+    if dtype is torch.float32:
+        assert torch.equal(sketch.counts, expected.counts) and sketch.peaks == expected.peaks
+    for share in (10.0, 50.0, 90.0, 99.0):
+        assert sketch.percentile(share) == pytest.approx(expected.percentile(share), rel=0.005)
+
+
 def test_the_divergence_is_that_of_the_textbook() -> None:
     """Every end of the range, written out with loops."""
     x = noise("laplace", 3000)
@@ -298,6 +314,26 @@ def test_rare_values_of_a_large_tensor_are_counted_as_they_are(count: int, times
     assert sampled.percentile(99.99) == pytest.approx(whole.percentile(99.99), rel=0.05)
     errors = [squared_error(x, sketch.best_scale(-128, 127), -128, 127) for sketch in (sampled, whole)]
     assert errors[0] < 1.01 * errors[1]
+
+
+@pytest.mark.parametrize("limits", [(0.0, 6.0), (0.0, 5.7), (-5.7, 5.7), (-math.inf, 5.9)])
+@pytest.mark.parametrize("beyond", [1, 127, 128, 129, 200, 256, 257, 500])
+def test_a_sample_of_which_some_rows_are_clamped(beyond, limits, monkeypatch) -> None:
+    generator = torch.Generator().manual_seed(beyond)
+    x = torch.randn(150_000, generator=generator).clamp_(-5, 5)
+    rows = torch.randperm(150_000 // 256, generator=generator)[:beyond]
+    x[rows * 256 + 100] = 9.0
+    ends = tuple(float(end.clamp(*limits)) for end in torch.aminmax(x))
+    sampled, whole = Sketch(), Sketch()
+    sampled.update(x, ends, limits)
+    monkeypatch.setattr("horizon_plugin_pytorch.statistics.sketch.each_of", lambda x, enough=None: 1)
+    whole.update(x, ends, limits)
+    assert int(sampled.counts.sum()) == sampled.total == pytest.approx(whole.total, rel=1e-3)
+    assert sampled.ends == whole.ends
+    if beyond > 100:
+        assert whole.peaks[1] == beyond
+        assert sampled.percentile(99.99) == pytest.approx(whole.percentile(99.99), rel=0.01)
+        assert sampled.peaks[1] == pytest.approx(beyond, rel=0.4)
 
 
 @pytest.mark.parametrize("limits", [(-math.inf, math.inf), (0.0, 6.0), (-math.inf, 0.5), (-1.0, 1.0)])
