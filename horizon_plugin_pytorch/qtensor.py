@@ -614,7 +614,8 @@ def integer_qtensor(grid: Tensor, scale: Tensor, dtype: QuantDType, per_channel_
 def byte_qtensor(integers: ByteTensor, scale: Tensor, dtype: QuantDType) -> QTensor:
     """A converted-stage QTensor of integers that are here as bytes, until somebody asks for them in float32."""
     with unseen():
-        out = integers.placeholder().as_subclass(QTensor)
+        out: Any = integers.placeholder()
+    out.__class__ = QTensor  # nobody has seen it: `as_subclass` would make a second tensor
     out.__dict__.update(
         _scale=scale, _format=dtype, _axis=-1, _grid=None, _is_integer=True, _is_rounded=True,
         _forward=current_forward(), _bytes=integers, _is_deferred=True,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.compiled.choice import passes
-from horizon_plugin_pytorch.compiled.passes import is_serial
+from horizon_plugin_pytorch.compiled.passes import Passes, is_serial
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.fixed_point.accumulator_plan import AccumulatorPlan, Geometry
 from horizon_plugin_pytorch.fixed_point.byte_convs import FloatConv, has_kernel, is_on_kernels, pack
@@ -258,38 +258,39 @@ class ByteLayer:
         shape = (*x.shape[:-1], self._width)
         if residual is not None and residual.shape != shape:
             return None
-        out = torch.empty((len(rows), self._width), dtype=self._type)
-        self._rows(rows, None if residual is None else residual.reshape(-1, shape[-1]), out)
-        return out.reshape(shape)
+        return self._rows(rows, None if residual is None else residual.reshape(-1, shape[-1])).reshape(shape)
 
-    def _rows(self, rows: Tensor, residual: Tensor | None, out: Tensor) -> None:
+    def _rows(self, rows: Tensor, residual: Tensor | None) -> Tensor:
         """Rows of a linear layer, or the pixels of a pointwise one, some at a time."""
-        count, at_once = len(rows), max(_CHUNK // max(out.shape[1], rows.shape[1]), 1)
+        count, length = rows.shape
+        at_once = max(_CHUNK // max(self._width, length), 1)
         if count <= at_once:
-            self._finish(self._sums_of_rows(rows), residual, out, self._of_rows)
-            return
+            return self._finished(self._sums_of_rows(rows), residual, self._of_rows)
+        out = torch.empty((count, self._width), dtype=self._type)
         for part in slices(count, at_once):
             added = None if residual is None else residual[part]
             self._finish(self._sums_of_rows(rows[part]), added, out[part], self._of_rows)
+        return out
 
     def _sums_of_rows(self, rows: Tensor) -> Tensor:
         """int32 without the bias, or float32 with it."""
-        if _has_products():
-            return kernels.multiply(
-                rows.to(torch.int8), self._matrix if self._matrix is not None else self._transpose()
-            )
-        if is_on_kernels(self._range):
-            return self._sums_of_images(_as_image(rows))[0, :, :, 0].t()
         matrix = self._matrix if self._matrix is not None else self._transpose()
+        if matrix is None:
+            return self._sums_of_images(_as_image(rows))[0, :, :, 0].t()
+        if matrix.dtype is torch.int8:
+            return kernels.multiply(rows.to(torch.int8), matrix)
         bias, floats = self._plan.bias, rows.float()
         return torch.mm(floats, matrix) if bias is None else torch.addmm(bias, floats, matrix)
 
-    def _transpose(self) -> Tensor:
-        """The matrix of a linear layer."""
+    def _transpose(self) -> Tensor | None:
+        """The matrix of a linear layer: int8 where products of bytes have a kernel. None where only convolutions do."""
+        has_products = kernels.proved_reach() is kernels.Reach.BYTES
+        if not has_products and is_on_kernels(self._range):
+            return None
         with self._lock, torch.inference_mode(False), torch.no_grad():
             if self._matrix is None:
                 matrix = self._whole_matrix().t()
-                self._matrix = matrix if _has_products() else matrix.float()
+                self._matrix = matrix if has_products else matrix.float()
         return self._matrix
 
     def _whole_matrix(self) -> Tensor:
@@ -307,18 +308,18 @@ class ByteLayer:
 
     def _images(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         task = self._tasks.get(x.shape) or self._task_for(x.shape)
-        if task.sizes is None or (residual is not None and residual.shape != task.sizes):
+        sizes = task.sizes
+        if sizes is None or (residual is not None and residual.shape != sizes):
             return None
         if task.is_product:
-            return self._pixels(x, residual, task.sizes)
+            return self._pixels(x, residual, sizes)
         rounding = self._rounding_of(task.sums, x.shape) if residual is None else None
         if rounding is not None:
             return rounding(rounding.conv.taken(x))
-        out = torch.empty(task.sizes, dtype=self._type, memory_format=torch.channels_last)
-        if task.at_once >= task.sizes[0]:
-            self._finish(self._sums_of_images(x), residual, out, self._of_images)
-            return out
-        for part in slices(task.sizes[0], task.at_once):
+        if task.at_once >= sizes[0]:
+            return self._finished(self._sums_of_images(x), residual, self._of_images)
+        out = torch.empty(sizes, dtype=self._type, memory_format=torch.channels_last)
+        for part in slices(sizes[0], task.at_once):
             acc = self._sums_of_images(x[part])
             self._finish(acc, None if residual is None else residual[part], out[part], self._of_images)
         return out
@@ -337,14 +338,14 @@ class ByteLayer:
 
     def _is_product(self, sums: int) -> bool:
         """Is a pointwise convolution to run as a product of matrices? For few pixels this kernel is reached sooner."""
-        return sums < _FEW_SUMS if _has_products() else not is_on_kernels(self._range)
+        has_products = kernels.proved_reach() is kernels.Reach.BYTES
+        return sums < _FEW_SUMS if has_products else not is_on_kernels(self._range)
 
     def _pixels(self, x: Tensor, residual: Tensor | None, sizes: torch.Size) -> Tensor:
         """A pointwise convolution as a product of matrices."""
-        batch, channels, height, width = sizes
-        out = torch.empty((batch * height * width, channels), dtype=self._type)
-        self._rows(_pixels_of(x), None if residual is None else _pixels_of(residual), out)
-        return out.view(batch, height, width, channels).permute(0, 3, 1, 2)
+        out = self._rows(_pixels_of(x), None if residual is None else _pixels_of(residual))
+        _, channels, height, width = sizes
+        return out.contiguous().as_strided(sizes, (height * width * channels, 1, width * channels, channels))
 
     def _sums_of_images(self, x: Tensor) -> Tensor:
         convs = self._convs or self._pack(x.shape)
@@ -378,23 +379,35 @@ class ByteLayer:
             acc: float32 with the bias, or int32 without.
             by: of each channel, as the sums have them.
         """
-        if self._is_finished(acc, residual, out, by):
-            return
+        made = passes()
+        if made is None or not self._is_finished(made, acc, residual, out, by):
+            out.copy_(self._values(acc, residual, by))
+
+    def _finished(self, acc: Tensor, residual: Tensor | None, by: _Numbers) -> Tensor:
+        """The same of all sums at once, laid out as they are."""
+        made = passes()
+        if made is not None:
+            out = torch.empty_like(acc, dtype=self._type)
+            if self._is_finished(made, acc, residual, out, by):
+                return out
+        return self._values(acc, residual, by).to(self._type)
+
+    def _values(self, acc: Tensor, residual: Tensor | None, by: _Numbers) -> Tensor:
+        """The finished sums in float32."""
         plan = self._plan
-        if acc.dtype == torch.int32:
-            acc = acc.float() if by.bias is None else torch.add(acc, by.bias)  # float32, as the bias is
+        if acc.dtype is torch.int32:
+            acc = acc.float()
+            if by.bias is not None:
+                acc.add_(by.bias)
         if residual is not None and by.residual_factor is not None:
             acc.add_(torch.mul(residual, by.residual_factor).add_(0.5).floor_())
         acc.mul_(by.factor)
-        if plan.is_real:
-            torch.add(acc, 0.0, out=out)
-        else:
-            out.copy_(acc.round_().clamp_(plan.low, plan.high))
+        return acc.add_(0.0) if plan.is_real else acc.round_().clamp_(plan.low, plan.high)
 
-    def _is_finished(self, acc: Tensor, residual: Tensor | None, out: Tensor, by: _Numbers) -> bool:
+    def _is_finished(self, made: Passes, acc: Tensor, residual: Tensor | None, out: Tensor, by: _Numbers) -> bool:
         """Has a compiled pass done it?"""
-        made, plan = passes(), self._plan
-        if made is None or plan.is_real or not is_serial(out):
+        plan = self._plan
+        if plan.is_real or not is_serial(out):
             return False
         is_known = residual is None or (residual.dtype == torch.int8 and by.residual_factor is not None)
         sums, added, given = (None if x is None else _rows_of(x) for x in (acc, residual, out))
@@ -408,10 +421,6 @@ class ByteLayer:
         return True
 
 
-def _has_products() -> bool:
-    return kernels.proved_reach() is kernels.Reach.BYTES
-
-
 def _as_image(rows: Tensor) -> Tensor:
     """Rows as the positions of an image."""
     return rows.t()[None, :, :, None]
@@ -419,7 +428,10 @@ def _as_image(rows: Tensor) -> Tensor:
 
 def _pixels_of(x: Tensor) -> Tensor:
     """The pixels of images, in rows; no copy where channels are last."""
-    return x.permute(0, 2, 3, 1).reshape(-1, x.shape[1])
+    batch, channels, height, width = x.shape
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return x.as_strided((batch * height * width, channels), (channels, 1))
+    return x.permute(0, 2, 3, 1).reshape(-1, channels)
 
 
 def _rows_of(x: Tensor) -> Tensor | None:

@@ -63,9 +63,8 @@ class PackedConv:
         """
         if x.dtype == torch.uint8:
             return x.contiguous(memory_format=torch.channels_last)
-        if x.dtype != torch.int8:
-            x = torch.empty(x.shape, dtype=torch.int8, memory_format=torch.channels_last).copy_(x)
-        taken = x.contiguous(memory_format=torch.channels_last).view(torch.uint8)
+        # First the layout, then the type: to do both at once takes torch up to twice as long.
+        taken = x.contiguous(memory_format=torch.channels_last).to(torch.int8).view(torch.uint8)
         return taken.bitwise_xor(128) if self._zero_point else taken  # the zero point is 128
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
