@@ -198,6 +198,11 @@ def test_values_that_are_not_finite_are_named(open_page: Any) -> None:
     assert "NaN" in text and "∞" in text
 
 
+def wait_for_detail(page: Any, operator: str) -> None:
+    """The panel follows the address, which follows a key: a moment later."""
+    page.wait_for_function("name => document.getElementById('detail-name').textContent === name", arg=operator)
+
+
 def test_everything_by_keyboard(open_page: Any, network: Document) -> None:
     names = [operator.name for operator in network.operators]
     opened = open_page(network)
@@ -208,23 +213,23 @@ def test_everything_by_keyboard(open_page: Any, network: Document) -> None:
     page.keyboard.type("layer2.1.")
     opened.press("ArrowDown", "ArrowDown")
     found = [each for each in names if "layer2.1." in each]
-    assert name.inner_text() == found[1]
+    wait_for_detail(page, found[1])
     steps = page.evaluate("history.length")
     opened.press("ArrowDown", "ArrowUp")
     assert page.evaluate("history.length") == steps  # the way back does not lead through every row
     opened.press("Escape")
     page.wait_for_selector("#detail", state="hidden")
     opened.press("End", "]")
-    assert name.inner_text() == found[-1]  # there is nothing after the last one
+    wait_for_detail(page, found[-1])  # there is nothing after the last one
     opened.press("[")
-    page.wait_for_function("name => document.getElementById('detail-name').textContent === name", arg=found[-2])
+    wait_for_detail(page, found[-2])
     opened.press("1")
     curve = page.locator(".curve svg[role='slider']")
     curve.focus()
     opened.press("Home", "ArrowRight", "ArrowRight")
     assert names[2] in (curve.get_attribute("aria-valuetext") or "")
     opened.press("Enter")
-    page.wait_for_function("name => document.getElementById('detail-name').textContent === name", arg=names[2])
+    wait_for_detail(page, names[2])
     opened.press("?")
     assert page.locator("dialog").is_visible()
     opened.press("Escape")
@@ -247,7 +252,7 @@ def test_the_graph_by_keyboard_and_by_pointer(open_page: Any, network: Document)
     status = page.locator("#graph-status")
     assert (status.text_content() or "").startswith("layer2.1.conv3")
     opened.press("Enter")
-    page.wait_for_function("() => document.getElementById('detail-name').textContent === 'layer2.1.conv3'")
+    wait_for_detail(page, "layer2.1.conv3")
     page.locator("#graph-close").click()
     canvas.focus()
     opened.press("ArrowDown")  # nothing is marked that can be seen: the first one is
