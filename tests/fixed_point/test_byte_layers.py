@@ -179,6 +179,7 @@ TRANSPOSED = {  # weight, stride, padding, output padding, groups
     "gaps": ((6, 5, 2, 1), (3, 2), (0, 0), (1, 1), 1),
     "groups": ((12, 4, 3, 4), (2, 3), (1, 1), (1, 0), 3),
     "one axis": ((6, 5, 4), (2,), (1,), (1,), 1),
+    "one output": ((6, 1, 4, 4), (2, 2), (1, 1), (0, 0), 1),
 }
 
 
