@@ -77,7 +77,7 @@ class _Task:
     """What a convolution has to do for images of one shape.
 
     Attributes:
-        sizes: the output's shape; None if there are no such images.
+        sizes: the output's shape; None if it is not to take such images.
         sums: how many numbers that are.
         is_product: does it run as a product of matrices?
         at_once: images whose sums are finished together.
@@ -327,7 +327,7 @@ class ByteLayer:
     def _task_for(self, shape: torch.Size) -> _Task:
         sizes = output_sizes(shape, self._pieces[0].weight.shape, self._walk)
         task = _Task(None)
-        if min(sizes) > 0:
+        if sizes is not None:
             sums = sizes.numel()
             is_product = self._is_pointwise and self._is_product(sums)
             task = _Task(sizes, sums, is_product, max(_CHUNK // sizes[1:].numel(), 1))

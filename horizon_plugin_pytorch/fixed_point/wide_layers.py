@@ -139,7 +139,7 @@ class WideLayer:
     def _images(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         weight = self._plan.weights[0].shape
         sizes = output_sizes(x.shape, weight, self._walk)
-        if min(sizes) <= 0 or (residual is not None and residual.shape != sizes):
+        if sizes is None or (residual is not None and residual.shape != sizes):
             return None
         if x.dtype != self._dtype:
             x = torch.empty(x.shape, dtype=self._dtype, memory_format=torch.channels_last).copy_(x)

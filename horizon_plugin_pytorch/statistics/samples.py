@@ -7,6 +7,8 @@ all of the largest values are counted, and of those that come next more than the
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +19,7 @@ from horizon_plugin_pytorch.compiled.choice import passes
 from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_plain, is_serial
 
 _ENOUGH, _RUN = 1 << 15, 16  # values that are counted of a larger tensor, at least; neighbours that are taken together
+_USUAL_FACTORS = 2 * 3 * 5 * 7 * 11 * 13
 MANY = 1 << 16  # so many for who compares the whole of a distribution, and not just its end
 CLAMPED = 1 << 16  # so many where the end itself is common, and its share is known by the sample alone
 _ROW = 256  # neighbours of which the ends are found
@@ -35,23 +38,31 @@ def each_of(x: Tensor, enough: int | None = None) -> int:
 
 
 def sample_of(x: Tensor, each: int) -> Tensor:
-    """All values, or of many some that are spread evenly.
-
-    Runs of neighbours are taken, each at an odd number of runs from the last: in step with neither rows nor channels.
-    """
+    """All values of a tensor of one axis, or of many some that are spread evenly: runs of neighbours."""
     if each == 1:
         return x
-    return x[: x.numel() // _RUN * _RUN].view(-1, _RUN)[each // 2 :: each].reshape(-1)
+    begin, runs, run, stride = places_of(x.numel(), each)
+    return x[begin:].unfold(0, run, stride)[:runs].reshape(-1)
 
 
-def places_of(size: int, each: int) -> tuple[int, int, int]:
-    """The first run of a sample, the length of a run, and how many runs lie between two."""
-    return (each // 2, _RUN, each) if each > 1 else (0, size, 1)
+def places_of(size: int, each: int) -> tuple[int, int, int, int]:
+    """Where a sample begins, how many runs it has, how long they are, and how far the next one begins from each."""
+    if each == 1:
+        return 0, 1, size, size
+    runs, stride = -(-(size // _RUN - each // 2) // each), _stride(each)
+    return each // 2 * _RUN + (_RUN * each - stride) * runs // 2, runs, _RUN, stride
+
+
+@lru_cache(maxsize=1024)
+def _stride(each: int) -> int:
+    """How far runs lie apart, in step with neither rows nor channels: their numbers have small factors, as a rule."""
+    return next(stride for stride in range(_RUN * each, 0, -1) if math.gcd(stride, _USUAL_FACTORS) == 1)
 
 
 def sample_size(size: int, each: int) -> int:
     """How many values `sample_of` takes."""
-    return size if each == 1 else -(-(size // _RUN - each // 2) // each) * _RUN
+    _, runs, run, _ = places_of(size, each)
+    return runs * run
 
 
 class Rows(NamedTuple):

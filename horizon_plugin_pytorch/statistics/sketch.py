@@ -124,7 +124,7 @@ class Sketch:
         size = sample_size(x.numel(), each)
         if compiled is not None and is_countable(x):
             counted = torch.zeros(BINS, dtype=torch.int32)
-            found = compiled.count(x, places_of(x.numel(), each), SHIFT, self._first, ends, limits, counted)
+            found = compiled.count(x, places_of(x.numel(), each), each, SHIFT, self._first, ends, limits, counted)
             in_bins = counted.numpy()
 
             def compiled_peaks() -> tuple[int, int]:

@@ -63,6 +63,12 @@ LAYERS = {
 }
 
 
+def _same_size(weight: tuple[int, ...], groups: int) -> fp.Geometry | None:
+    """A convolution whose output is as large as its input; None for a linear layer."""
+    axes = len(weight) - 2
+    return fp.Geometry([1] * axes, [weight[-1] // 2] * axes, [1] * axes, [0] * axes, groups, False) if axes else None
+
+
 @needs_kernels
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(
@@ -81,7 +87,7 @@ def test_kernels_that_requantize_give_the_integers_of_the_definition(
     facts = {"output_axis": 0, "groups": groups, "weight_bits": 8, "low": low, "high": high}
     plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([1.0]), input_range=(lowest, 127), **facts)
     axes = len(shape) - 2
-    walk = None if axes == 0 else fp.Geometry([1] * axes, [1] * axes, [1] * axes, [0] * axes, groups, False)
+    walk = _same_size(shape, groups)
     layer = fp.ByteLayer.of(plan, walk, (lowest, 127), 8)
     assert layer is not None
     if walk is None and not is_on_kernels((lowest, 127)):
@@ -152,7 +158,7 @@ def test_small_weights_take_the_routes_of_vnni_on_any_machine(
     if has_residual:
         facts |= {"residual_scale": torch.tensor([0.37]), "residual_bits": bits}
     plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([0.5]), input_range=(low, high), **facts)
-    walk = None if axes == 0 else fp.Geometry([1] * axes, [1] * axes, [1] * axes, [0] * axes, groups, False)
+    walk = _same_size(shape, groups)
     layer = fp.ByteLayer.of(plan, walk, (low, high), 8)
     assert layer is not None
     storage = torch.int8 if bits == 8 else torch.int16
@@ -179,6 +185,7 @@ TRANSPOSED = {  # weight, stride, padding, output padding, groups
     "gaps": ((6, 5, 2, 1), (3, 2), (0, 0), (1, 1), 1),
     "groups": ((12, 4, 3, 4), (2, 3), (1, 1), (1, 0), 3),
     "one axis": ((6, 5, 4), (2,), (1,), (1,), 1),
+    "one output": ((6, 1, 4, 4), (2, 2), (1, 1), (0, 0), 1),
 }
 
 
@@ -227,6 +234,49 @@ def test_groups_that_are_not_of_four_channels_run_on_float32(inputs: int, output
     x = torch.randint(0, 128, (1, 5 * inputs, 8, 8), generator=generator)
     sums = packed(packed.taken(x.to(torch.int8)), None)
     assert torch.equal(sums.double(), F.conv2d(x.double(), weight.double(), groups=5))
+
+
+UNSUPPORTED = {  # weight, image, stride, padding, dilation, groups: oneDNN's kernels give other numbers, or crash
+    "padding alone, above": ((3, 1, 2, 2), (5, 5), (1, 1), (2, 0), (1, 1), 1),
+    "padding alone, beside": ((16, 16, 3, 3), (5, 5), (1, 1), (1, 3), (1, 1), 1),
+    "padding alone, pointwise": ((4, 4, 1, 1), (5, 5), (1, 1), (1, 1), (1, 1), 1),
+    "padding alone, depthwise": ((8, 1, 5, 5), (6, 6), (1, 1), (5, 5), (1, 1), 8),
+    "padding alone, one axis": ((16, 16, 3), (9,), (1,), (4,), (1,), 1),
+    "over the image": ((16, 16, 2, 2), (7, 1), (1, 1), (1, 1), (1, 2), 1),
+    "one column": ((16, 1, 3, 3), (9, 5), (1, 3), (1, 0), (1, 1), 1),
+}
+SUPPORTED = {
+    "padding as wide as the image": ((4, 4, 3, 3), (1, 1), (1, 1), (2, 2), (1, 1), 1),
+    "stride over the padding": ((4, 4, 1, 1), (6, 6), (2, 2), (0, 0), (1, 1), 1),
+    "wide dilation": ((4, 4, 3, 3), (5, 5), (1, 1), (4, 4), (4, 4), 1),
+    "over the image, not met": ((4, 4, 3, 3), (1, 1), (1, 1), (2, 2), (2, 2), 1),
+    "one column": ((16, 1, 3, 3), (9, 5), (2, 3), (0, 1), (1, 1), 1),
+    "one row of one column": ((16, 1, 3, 3), (3, 5), (1, 3), (0, 0), (1, 1), 1),
+}
+
+
+@needs_all_bytes
+@pytest.mark.parametrize("kind", [*UNSUPPORTED, *(f"{name}, supported" for name in SUPPORTED)])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_what_the_kernels_do_not_compute_is_left_to_float32(bits: int, kind: str) -> None:
+    is_supported = kind.endswith(", supported")
+    shape, image, stride, padding, dilation, groups = (
+        SUPPORTED[kind.removesuffix(", supported")] if is_supported else UNSUPPORTED[kind]
+    )
+    generator = torch.Generator().manual_seed(bits)
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    weight = torch.randint(-127, 128, shape, generator=generator).float()
+    scale = torch.full((shape[0],), 1e-2 / (high >> 6), dtype=torch.float64)
+    facts = {"output_axis": 0, "groups": groups, "weight_bits": 8, "low": low, "high": high}
+    plan = fp.plan_accumulator(weight, None, scale, torch.tensor([0.05]), input_range=(low, high), **facts)
+    walk = fp.Geometry(list(stride), list(padding), list(dilation), [0] * len(stride), groups, False)
+    layer = fp.ByteLayer.of(plan, walk, (low, high), 8)
+    assert layer is not None
+    x = torch.randint(low, high + 1, (2, shape[1] * groups, *image), generator=generator).float()
+    for _ in range(3):  # the second makes what the third uses
+        out = layer(x, None)
+        assert (out is not None) == is_supported
+        assert out is None or torch.equal(out.float(), fp.conv(x, None, *fp.flatten(plan, walk)))
 
 
 def test_other_transposed_convolutions_have_no_kernel() -> None:

@@ -374,14 +374,29 @@ def test_what_is_no_number_is_left_out_of_a_large_tensor_too(value: float) -> No
     assert torch.equal(found.max_val, wanted.max_val)
 
 
-def test_a_sample_is_in_step_with_neither_rows_nor_channels() -> None:
-    for shape in ((8, 64, 64, 64), (32, 1024, 96), (4, 96, 112, 112), (3, 1000, 1000)):
-        for axis in range(1, len(shape)):
-            place = [-1 if a == axis else 1 for a in range(len(shape))]
-            x = (torch.arange(shape[axis]) % 8 + 1.0).reshape(place).expand(shape)
-            taken = sample_of(x.reshape(-1), each_of(x))
-            counts = torch.stack([(taken == value).sum() for value in range(1, 9)])
-            assert counts.min() > 0.8 * counts.max(), (shape, axis)
+@pytest.mark.parametrize("shape", [
+    (8, 64, 64, 64), (32, 1024, 96), (4, 96, 112, 112), (3, 1000, 1000), (22, 1024, 48), (64, 512, 7, 7),
+    (16, 197, 384), (64, 56, 56, 24),
+])  # fmt: skip
+def test_a_sample_is_in_step_with_neither_rows_nor_channels(shape) -> None:
+    for axis in range(1, len(shape)):
+        place, count = [-1 if a == axis else 1 for a in range(len(shape))], shape[axis]
+        parts = min(count, 8)
+        for kinds in (torch.arange(count) % parts, torch.arange(count) * parts // count):
+            x = kinds.float().reshape(place).expand(shape)
+            taken = sample_of(x.reshape(-1), each_of(x)).long().bincount(minlength=parts) / kinds.bincount()
+            assert taken.min() > 0.8 * taken.max(), axis
+
+
+def test_places_of_samples_lie_in_the_tensor() -> None:
+    for size in (98_304, 98_305, 100_000, 163_839, 1_000_003, 33 * 32_768 + 7):
+        for enough in (None, samples.MANY):
+            x = torch.arange(size)
+            each = each_of(x, enough)
+            taken = sample_of(x, each)
+            assert len(taken) == samples.sample_size(size, each) == len(taken.unique())
+            assert taken[0] < size / 50 and taken[-1] > size * 0.98
+            assert len(taken) * each == pytest.approx(size, rel=1e-3)
 
 
 @pytest.mark.parametrize("limits", [(-math.inf, math.inf), (0.0, 6.0), (-1.0, 2.0), (-math.inf, 0.5)])
