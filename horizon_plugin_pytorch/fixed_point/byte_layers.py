@@ -265,6 +265,7 @@ class ByteLayer:
     def _rows(self, rows: Tensor, residual: Tensor | None, out: Tensor) -> None:
         """Rows of a linear layer, or the pixels of a pointwise one, some at a time."""
         count, at_once = len(rows), max(_CHUNK // max(out.shape[1], rows.shape[1]), 1)
+        at_once = -(-count // -(-count // at_once))  # as many in each: products of few rows take longer for each
         if count <= at_once:
             self._finish(self._sums_of_rows(rows), residual, out, self._of_rows)
             return
@@ -382,7 +383,9 @@ class ByteLayer:
             return
         plan = self._plan
         if acc.dtype == torch.int32:
-            acc = acc.float() if by.bias is None else torch.add(acc, by.bias)  # float32, as the bias is
+            acc = acc.float()
+            if by.bias is not None:  # in a call of its own: one that converts as it adds takes twice as long as both
+                acc.add_(by.bias)
         if residual is not None and by.residual_factor is not None:
             acc.add_(torch.mul(residual, by.residual_factor).add_(0.5).floor_())
         acc.mul_(by.factor)
