@@ -42,7 +42,7 @@ from horizon_plugin_pytorch.fixed_point.byte_shapes import (
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32
 
 _MOST_SUMS, _MOST_ROW_SUMS = 1 << 20, 1 << 19  # that a kernel gives at once: of a convolution, of a product
-_BLOCK = 1 << 16  # sums that are finished together: half a megabyte of float64
+_BLOCK = 1 << 17  # numbers in float64 that are worked on together, a megabyte: of sums, and of what is added to them
 _TOP_BIT = -(1 << 15)
 
 
@@ -184,12 +184,16 @@ class WideLayer:
         if rows.dtype != self._dtype:
             rows = torch.empty(rows.shape, dtype=self._dtype).copy_(rows)
         rows = rows.contiguous()
-        for part in slices(len(rows), max(_MOST_ROW_SUMS // max(matrix.shape), 1)):
-            if self._dtype == torch.int8:
-                sums = [kernels.multiply(rows[part], matrix)]
-            else:
-                signed = _low_and_high(rows[part], 128)
-                sums = [kernels.multiply(digit.view(torch.int8), matrix) for digit in signed]
+        step = min(max(_MOST_ROW_SUMS // max(matrix.shape), 1), len(rows))
+        # All parts have their sums in one memory: what is taken anew is seldom in the cache.
+        room = [torch.empty((step, matrix.shape[1]), dtype=torch.int32) for _ in self._ranges]
+        for part in slices(len(rows), step):
+            some = rows[part]
+            digits = [some] if self._dtype == torch.int8 else _low_and_high(some, 128)
+            sums = [
+                kernels.multiply(digit.view(torch.int8), matrix, into[: len(some)])
+                for digit, into in zip(digits, room, strict=True)
+            ]
             self._store(sums, None if residual is None else residual[part], out[part])
 
     def _double_rows(self, rows: Tensor, residual: Tensor | None, out: Tensor) -> None:
@@ -198,7 +202,7 @@ class WideLayer:
         if matrix is None:
             with torch.inference_mode(False), torch.no_grad():  # it outlives the call
                 matrix = self._doubles = _whole_weight(self._plan, 1).flatten(1).t().double()
-        for part in slices(len(rows), max(_BLOCK // max(matrix.shape), 1)):
+        for part in slices(len(rows), max(_BLOCK // (2 * max(matrix.shape)), 1)):
             acc = torch.mm(rows[part].double(), matrix)
             self._finish.write(acc, None if residual is None else residual[part], out[part])
 
@@ -209,7 +213,7 @@ class WideLayer:
             return
         if self._is_joined:
             sums = [sums[0].add_(sums[1], alpha=256)]
-        rows, step = len(out), max(_BLOCK // out.shape[1], 1)
+        rows, step = len(out), max(_BLOCK // (len(sums) * out.shape[1]), 1)
         acc = torch.empty((min(step, rows), out.shape[1]), dtype=torch.float64)
         other = torch.empty_like(acc) if len(sums) > 1 else acc
         added = itertools.repeat(None) if residual is None else residual.split(step)
