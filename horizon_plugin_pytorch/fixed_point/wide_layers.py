@@ -213,18 +213,25 @@ class WideLayer:
             return
         if self._is_joined:
             sums = [sums[0].add_(sums[1], alpha=256)]
-        rows, step = len(out), max(_BLOCK // (len(sums) * out.shape[1]), 1)
-        acc = torch.empty((min(step, rows), out.shape[1]), dtype=torch.float64)
-        other = torch.empty_like(acc) if len(sums) > 1 else acc
-        added = itertools.repeat(None) if residual is None else residual.split(step)
-        for block, term, *parts in zip(out.split(step), added, *(x.split(step) for x in sums), strict=False):
-            if rows < step:  # the last ones
-                acc, other = acc[:rows], other[:rows]
-            rows -= step
-            acc.copy_(parts[0])  # of the low byte, or the only one
-            for weight, part in zip(weights[1:], parts[1:], strict=False):
-                acc.add_(other.copy_(part), alpha=weight)
-            self._finish.write(acc, term, block)
+        rows, columns = out.shape
+        step = min(max(_BLOCK // (len(sums) * columns), 1), rows)
+        room = [torch.empty((step, columns), dtype=torch.float64) for _ in sums[:2]]  # of a sum, and of what is added
+        if step == rows:
+            self._store_block(sums, weights, residual, out, room)
+            return
+        for block in slices(rows, step):
+            term = None if residual is None else residual[block]
+            self._store_block([x[block] for x in sums], weights, term, out[block], room)
+
+    def _store_block(
+        self, sums: list[Tensor], weights: list[int], residual: Tensor | None, out: Tensor, room: list[Tensor]
+    ) -> None:
+        """The same for a block, in room for at least as many rows."""
+        acc, other = (x[: out.shape[0]] for x in (room[0], room[-1]))
+        acc.copy_(sums[0])  # of the low byte, or the only one
+        for weight, part in zip(weights[1:], sums[1:], strict=False):
+            acc.add_(other.copy_(part), alpha=weight)
+        self._finish.write(acc, residual, out)
 
     def _is_finished(self, sums: list[Tensor], weights: list[int], residual: Tensor | None, out: Tensor) -> bool:
         """Has a compiled pass done it?"""
