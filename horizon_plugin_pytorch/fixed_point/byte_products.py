@@ -1,8 +1,8 @@
 """Products of two activations on integer kernels: the sums of `accumulator.matmul`, with the same integers.
 
-Integers of 8 bits are multiplied as they are, some matrices at a time. Those of 16 bits are taken apart, ``x == 256 * high + low + 128`` with
-two signed bytes, and each byte of one operand is multiplied by each of the other; what the 128 stands for is a sum over
-the rows or columns of the other operand. All of it is added in float64.
+Integers of 8 bits are multiplied as they are, some matrices at a time. Those of 16 bits are taken apart,
+``x == 256 * high + low + 128`` with two signed bytes, and each byte of one operand is multiplied by each of the other;
+what the 128 stands for is a sum over the rows or columns of the other operand. All of it is added in float64.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def matmul_on_bytes(
     out = torch.empty((len(pairs), *sizes), dtype=type_of((low, high), is_real))
     dtype = torch.float64 if is_double else torch.float32
     for group in slices(len(pairs), max(_GROUP // sizes.numel(), 1) if is_narrow else 1):
-        acc = _sums(pairs[group], sizes) if is_narrow else _product(*pairs[group.start], limits).unsqueeze(0)
+        some = pairs[group]
+        acc = _sums(some, sizes) if is_narrow else _product(*some[0], limits).unsqueeze(0)
         out[group].copy_(finish_product(acc.to(dtype), factor, low, high, is_real))
     return out.reshape(shape)
 

@@ -42,7 +42,8 @@ from horizon_plugin_pytorch.fixed_point.byte_shapes import (
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32
 
 _MOST_SUMS, _MOST_ROW_SUMS = 1 << 20, 1 << 19  # that a kernel gives at once: of a convolution, of a product
-_BLOCK = 1 << 17  # numbers in float64 that are worked on together, a megabyte: of sums, and of what is added to them
+_BLOCK = 1 << 18  # numbers in float64 that are worked on together: of sums, and of what is added to them
+_PRODUCT = 1 << 16  # sums of a product in float64 that are finished together: half a megabyte
 _TOP_BIT = -(1 << 15)
 
 
@@ -202,7 +203,7 @@ class WideLayer:
         if matrix is None:
             with torch.inference_mode(False), torch.no_grad():  # it outlives the call
                 matrix = self._doubles = _whole_weight(self._plan, 1).flatten(1).t().double()
-        for part in slices(len(rows), max(_BLOCK // (2 * max(matrix.shape)), 1)):
+        for part in slices(len(rows), max(_PRODUCT // max(matrix.shape), 1)):
             acc = torch.mm(rows[part].double(), matrix)
             self._finish.write(acc, None if residual is None else residual[part], out[part])
 

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
