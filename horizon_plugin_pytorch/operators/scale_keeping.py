@@ -104,12 +104,11 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 def _shown_bytes(func: Callable, x: QTensor, args: tuple, kwargs: dict) -> Any:
     """A view of integers that are here as bytes; None where it is to be made of float32 numbers."""
-    values = x.as_bytes()
-    is_of_images = values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last)
-    if func is Tensor.contiguous and (is_of_images or len(args) + len(kwargs) > 1):
-        return None  # the float32 numbers of images are contiguous: it would be the same tensor
-    if any(isinstance(v, (torch.dtype, Tensor)) and v is not x for v in (*args, *kwargs.values())):
+    values, others = x.as_bytes(), [v for v in (*args, *kwargs.values()) if v is not x]
+    if any(isinstance(v, (torch.dtype, torch.memory_format, Tensor)) for v in others):
         return None
+    if func is Tensor.contiguous and values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last):
+        return x  # images, whose float32 numbers are contiguous
     try:
         out = func(*(values if v is x else v for v in args), **{k: values if v is x else v for k, v in kwargs.items()})
     except RuntimeError:  # `view` of images, whose float32 numbers are laid out otherwise

@@ -526,6 +526,7 @@ def test_views_of_bytes_are_bytes(name: str, layout: torch.memory_format) -> Non
 def test_images_of_bytes_can_be_viewed_as_in_float() -> None:
     x = byte_qtensor(ByteTensor(VALUES.contiguous(memory_format=torch.channels_last)), torch.tensor([0.5]), qint8)
     assert x.contiguous() is x and x.has_bytes
+    assert torch.equal(x.contiguous(memory_format=torch.channels_last).as_grid(), VALUES.float())
     assert torch.equal(x.view(2, -1).as_grid(), VALUES.float().view(2, -1))
     assert x.is_contiguous()
 
