@@ -39,6 +39,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("limit", [127, 32767], ids=["int8", "int16"])
 def test_weights_of_linear_layers_become_bytes_at_once(limit: int) -> None:
     """A layer whose input has a new scale at every step, as in training, makes them at every step."""
+    fp.use_integer_kernels(True)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, (64, 512), generator=generator).float()
     scale, ends = torch.full((64,), 1e-4, dtype=torch.float64), (-limit - 1, limit)
@@ -288,6 +289,7 @@ def test_products_are_finished_some_at_a_time(
     at_once: int, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of heads as attention has them: views of one tensor, one of them with other axes last."""
+    fp.use_integer_kernels(True)
     monkeypatch.setattr(byte_products, "_GROUP", at_once * 50 * 50)
     generator = torch.Generator().manual_seed(0)
     parts = torch.randint(-128, 128, (3, 50, 3, 2, 64), generator=generator).to(torch.int8)
@@ -363,6 +365,7 @@ def test_int16_layers_do_not_depend_on_the_size_of_blocks(
     kind: str, block: int, has_residual: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last block is smaller than the others, and all of them write to the same memory."""
+    fp.use_integer_kernels(True)
     monkeypatch.setattr(wide_layers, "_BLOCK", block)
     monkeypatch.setattr(wide_layers, "_MOST_ROW_SUMS", 5 * block)
     shape, groups = LAYERS[kind]
