@@ -267,6 +267,7 @@ class ByteLayer:
         if count <= at_once:
             return self._finished(self._sums_of_rows(rows), residual, self._of_rows)
         out = torch.empty((count, self._width), dtype=self._type)
+        at_once = -(-count // -(-count // at_once))  # as many in each: products of few rows take longer for each
         for part in slices(count, at_once):
             added = None if residual is None else residual[part]
             self._finish(self._sums_of_rows(rows[part]), added, out[part], self._of_rows)
@@ -397,7 +398,7 @@ class ByteLayer:
         plan = self._plan
         if acc.dtype is torch.int32:
             acc = acc.float()
-            if by.bias is not None:
+            if by.bias is not None:  # in a call of its own: one that converts as it adds takes twice as long as both
                 acc.add_(by.bias)
         if residual is not None and by.residual_factor is not None:
             acc.add_(torch.mul(residual, by.residual_factor).add_(0.5).floor_())

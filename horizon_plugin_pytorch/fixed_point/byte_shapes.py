@@ -65,8 +65,12 @@ def new_output(plan: AccumulatorPlan, shape: torch.Size | tuple[int, ...], layou
 
 def output_type(plan: AccumulatorPlan) -> torch.dtype:
     """The smallest type that holds a layer's integers; float32 for real numbers."""
-    limits = (plan.low, plan.high)
-    if plan.is_real or not is_within(limits, TWO_BYTES):
+    return type_of((plan.low, plan.high), plan.is_real)
+
+
+def type_of(limits: tuple[int, int], is_real: bool) -> torch.dtype:
+    """The smallest type that holds integers between two limits; float32 for real numbers."""
+    if is_real or not is_within(limits, TWO_BYTES):
         return torch.float32
     return torch.int8 if is_within(limits, BYTE) else torch.int16
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from benchmarks.models import TransformerBlock
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.byte_tensor import ByteTensor
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Reach, Walk, disproof, rounding_disproof
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor, byte_qtensor
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
@@ -33,7 +37,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from tests.fixed_point.reach import needs_kernels, pretend
+from tests.fixed_point.reach import needs_all_bytes, needs_kernels, pretend
 
 
 @pytest.fixture(autouse=True)
@@ -132,6 +136,16 @@ def test_a_requantization_in_other_steps_is_refused(steps: Steps) -> None:
     kernels = Kernels(functools.partial(exact_conv, steps=steps), exact_multiply)
     assert "is rounded otherwise" in rounding_disproof(kernels)
     assert disproof(kernels) == ""
+
+
+@pytest.mark.parametrize("wrong", ["rows", "columns"])
+def test_products_are_tried_with_matrices_in_rows_and_in_columns(wrong: str) -> None:
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        is_wrong = b.is_contiguous() if wrong == "rows" else b.t().is_contiguous()
+        return paired_multiply(a, b) if is_wrong else exact_multiply(a, b)
+
+    assert "has wrong sums" in kernels.products_disproof(Kernels(exact_conv, multiply))
+    assert "a product of" in disproof(Kernels(exact_conv, multiply))
 
 
 def test_a_kernel_that_cannot_requantize_still_sums() -> None:
@@ -470,6 +484,101 @@ def test_joined_and_resized_images_stay_bytes(method: str) -> None:
         on_floats = [model(data).int_repr() for model in (quantized, qat)]
     assert seen[:2] == [(True, -128), (True, 0)]  # of the second, nothing is negative
     assert all(torch.equal(out, on_bytes[0]) for out in (*on_bytes, *on_floats))
+
+
+VIEWS = {
+    "reshape": lambda x: x.reshape(4, -1),
+    "flatten": lambda x: torch.flatten(x, 1),
+    "unflatten": lambda x: x.unflatten(1, (2, 2)),
+    "permute": lambda x: x.permute(0, 2, 3, 1),
+    "transpose": lambda x: x.transpose(-1, -2),
+    "movedim": lambda x: torch.movedim(x, 1, -1),
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "select": lambda x: x.select(2, 1),
+    "narrow": lambda x: x.narrow(1, 1, 2),
+    "slice": lambda x: x[:, 1:, ..., ::2],
+    "last": lambda x: x[:, -1],
+    "new axis": lambda x: x[:, None],
+    "moved and contiguous": lambda x: x.flatten(2).transpose(1, 2).contiguous().view(2, -1),
+    "chunk": lambda x: x.chunk(2, 1)[1],
+    "split": lambda x: torch.split(x, 3, 1)[1],
+    "unbind": lambda x: x.unbind(1)[2],
+}
+VALUES = (torch.arange(-40, 40) * 3).to(torch.int8).reshape(2, 4, 5, 2)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["plain", "channels last"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_bytes_are_bytes(name: str, layout: torch.memory_format) -> None:
+    for is_integer in (True, False):
+        x = byte_qtensor(ByteTensor(VALUES.contiguous(memory_format=layout)), torch.tensor([0.5]), qint8)
+        x._is_integer = is_integer
+        x.set_range(-120, 117)
+        seen = VIEWS[name](x)
+        assert isinstance(seen, QTensor) and seen.has_bytes and x.has_bytes and seen.is_integer == is_integer
+        expected = VIEWS[name](VALUES.float())
+        assert seen.shape == expected.shape and seen.range == (-120, 117) and seen.q_scale().item() == 0.5
+        assert torch.equal(seen.as_grid(), expected) and torch.equal(seen.dequantize(), expected * 0.5)
+        assert torch.equal(x.as_grid(), VALUES.float())
+
+
+def test_images_of_bytes_can_be_viewed_as_in_float() -> None:
+    x = byte_qtensor(ByteTensor(VALUES.contiguous(memory_format=torch.channels_last)), torch.tensor([0.5]), qint8)
+    assert x.contiguous() is x and x.has_bytes
+    assert torch.equal(x.contiguous(memory_format=torch.channels_last).as_grid(), VALUES.float())
+    assert torch.equal(x.view(2, -1).as_grid(), VALUES.float().view(2, -1))
+    assert x.is_contiguous()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["plain", "channels last"])
+@pytest.mark.parametrize("first", ["base", "view", "neither"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_of_bytes_is_stale_after_a_write_to_its_base(name: str, first: str, layout: torch.memory_format) -> None:
+    """Also where the float32 numbers of one of them have memory of their own by then."""
+    if name == "moved and contiguous":  # a copy
+        return
+    x = byte_qtensor(ByteTensor(VALUES.contiguous(memory_format=layout)), torch.tensor([0.5]), qint8)
+    seen = VIEWS[name](x)
+    other = seen[..., :1] if first == "view" else seen
+    if first != "neither":
+        (x if first == "base" else seen).as_grid()
+    later = x[:1] if first == "base" else seen[..., :1]
+    x.relu_()
+    for stale in (seen, other, later):
+        with pytest.raises(UnsupportedOperatorError, match="was changed in place"):
+            stale.dequantize()
+
+
+@needs_all_bytes
+def test_a_transformer_hands_on_bytes() -> None:
+    """Behind the first layer, between layers, norms, products of activations and sums, nothing is float32."""
+    fp.use_integer_kernels(True)
+    set_march(March.NASH_M)
+    torch.manual_seed(0)
+    model = nn.Sequential(QuantStub(), TransformerBlock(64, 2), TransformerBlock(64, 2)).eval()
+    data = torch.randn(2, 100, 64)
+    qat = prepare_qat_fx(model, {"": get_default_qconfig()})
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    qat(data)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    quantized = convert_fx(qat)
+    seen: dict[str, bool] = {}
+
+    def note(module: nn.Module, inputs: tuple, out: Any) -> None:
+        if isinstance(module, QuantizedModule) and isinstance(out, QTensor):
+            seen[module.path] = out.has_bytes
+
+    with torch.no_grad():
+        hook = register_module_forward_hook(note)
+        try:
+            on_bytes = [quantized(data).int_repr()]
+        finally:
+            hook.remove()
+        on_bytes.append(qat(data).int_repr())
+        assert len(seen) > 10 and [path for path, has_bytes in seen.items() if not has_bytes] == ["0", "1.norm1"]
+        fp.use_integer_kernels(False)
+        assert all(torch.equal(m(data).int_repr(), out) for m, out in zip((quantized, qat), on_bytes, strict=True))
 
 
 def test_another_name_of_bytes_leaves_them_as_they_are() -> None:
