@@ -44,6 +44,13 @@ def sample_of(x: Tensor, each: int) -> Tensor:
     return x[: x.numel() // _RUN * _RUN].view(-1, _RUN)[each // 2 :: each].reshape(-1)
 
 
+def sample_array(x: Tensor, each: int) -> np.ndarray:
+    """What `sample_of` takes, in float32 on the host; the numbers may be those of the tensor itself."""
+    if each == 1 or not _lends_memory(x):
+        return array_of(sample_of(x, each))
+    return array_of(x)[: x.numel() // _RUN * _RUN].reshape(-1, _RUN)[each // 2 :: each].reshape(-1)
+
+
 def places_of(size: int, each: int) -> tuple[int, int, int]:
     """The first run of a sample, the length of a run, and how many runs lie between two."""
     return (each // 2, _RUN, each) if each > 1 else (0, size, 1)
@@ -94,20 +101,41 @@ class Large(NamedTuple):
     least: float
 
 
-def largest_rows(rows: Rows, size: int, limits: tuple[float, float], each: int) -> Large | None:
+def magnitudes_of(rows: Rows, size: int, limits: tuple[float, float]) -> np.ndarray:
+    """The largest magnitude of each row, but for what is left at the end, after clamping to these limits.
+
+    Args:
+        size: how many values the tensor has.
+    """
+    count, (lowest, highest) = size // _ROW, limits
+    magnitudes = np.minimum(array_of(rows.highs)[:count], highest)
+    if lowest < 0:
+        np.maximum(magnitudes, -np.maximum(array_of(rows.lows)[:count], lowest), out=magnitudes)
+    else:
+        np.maximum(magnitudes, lowest, out=magnitudes)
+    return magnitudes
+
+
+def are_clamped(magnitudes: np.ndarray) -> bool:
+    """Do so many rows have the largest magnitude that a sample says enough of it?"""
+    return int(np.count_nonzero(magnitudes == magnitudes.max())) > 2 * _LARGEST_ROWS
+
+
+def rows_that_reach(magnitudes: np.ndarray, least: float) -> Large | None:
+    """The rows that have values of this magnitude; None if these are many."""
+    (places,) = (magnitudes >= least).nonzero()
+    return Large(places, len(places), least) if len(places) <= 2 * _LARGEST_ROWS else None
+
+
+def largest_rows(magnitudes: np.ndarray, each: int) -> Large | None:
     """The rows with the largest magnitudes and, where the sample is sparser, some of those that come next.
 
     None where too many rows have the largest: of a clamped tensor, of which a sample says enough.
 
     Args:
-        size: how many values the tensor has.
-        limits: magnitudes are those after clamping to this range.
         each: how many values each one of the sample stands for.
     """
-    count = size // _ROW
-    magnitudes = array_of(rows.highs)[:count].clip(*limits)
-    if limits[0] < 0:
-        np.maximum(magnitudes, -array_of(rows.lows)[:count].clip(*limits), out=magnitudes)
+    count = len(magnitudes)
     most = min(_LARGEST_ROWS, count)
     more = min(most + _NEXT_ROWS, count // 2) if each >= 2 * _NEXT_EACH else most
     ordered = np.partition(magnitudes, (count - more, count - most))
@@ -127,15 +155,27 @@ def large_values(
 ) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]:
     """The values of these rows whose magnitude, after clamping, is at least this, and how many each stands for."""
     whole = x.numel() // _ROW
-    rows = x[: whole * _ROW].view(-1, _ROW).index_select(0, torch.from_numpy(large.places)).view(-1)
-    rest = x[whole * _ROW :]
-    values = array_of(torch.cat([rest, rows]) if rest.numel() else rows)
+    if _lends_memory(x):
+        array = array_of(x)
+        rows, rest = array[: whole * _ROW].reshape(-1, _ROW)[large.places].reshape(-1), array[whole * _ROW :]
+    else:
+        places = torch.from_numpy(large.places)
+        rows = array_of(x[: whole * _ROW].view(-1, _ROW).index_select(0, places).view(-1))
+        rest = array_of(x[whole * _ROW :])
+    values = np.concatenate([rest, rows]) if len(rest) else rows
     if limits != NO_LIMITS:
-        values = values.clip(*limits)
-    places = np.flatnonzero((values if limits[0] >= 0 else np.abs(values)) >= least)
-    values = values[places]
-    border = int(places.searchsorted(rest.numel() + large.exact * _ROW))
-    return (values[:border], 1), (values[border:], _NEXT_EACH)
+        np.minimum(values, limits[1], out=values)
+        if limits[0]:  # below 0 nothing is large, clamped or not
+            np.maximum(values, limits[0], out=values)
+    is_large = (values if limits[0] >= 0 else np.abs(values)) >= least
+    known = int(np.count_nonzero(is_large[: len(rest) + large.exact * _ROW]))
+    values = values[is_large]
+    return (values[:known], 1), (values[known:], _NEXT_EACH)
+
+
+def _lends_memory(x: Tensor) -> bool:
+    """Can numpy look at the numbers where they are, as float32? It begins much sooner than torch does."""
+    return x.dtype is torch.float32 and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def array_of(x: Tensor, dtype: torch.dtype = torch.float32) -> np.ndarray:

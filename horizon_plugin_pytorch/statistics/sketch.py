@@ -22,13 +22,18 @@ from horizon_plugin_pytorch.statistics import bins, search
 from horizon_plugin_pytorch.statistics.bins import BINS, SHIFT, exponent, first_bin
 from horizon_plugin_pytorch.statistics.samples import (
     CLAMPED,
+    Large,
     Rows,
+    are_clamped,
     array_of,
     each_of,
     large_values,
     largest_rows,
+    magnitudes_of,
     places_of,
     rows_of,
+    rows_that_reach,
+    sample_array,
     sample_of,
     sample_size,
 )
@@ -36,6 +41,8 @@ from horizon_plugin_pytorch.statistics.samples import (
 _FULL = 1 << 30  # counts are 32 bits wide
 _AT_ONCE, _TURNS = 1 << 22, 16
 _ROUNDED = 1 + 2.0**-7  # no type rounds a number by more
+_KNOWN, _KNOWN_OF_SAMPLE = 512, 16  # values of which all are counted, about; and those of the sample among them
+_NEAR_TOP = 1 << 12  # bins in which they are
 _SMALL = 1 << 12  # values of which those at the ends are always counted
 
 
@@ -51,7 +58,8 @@ class Sketch:
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
-        self.counts = torch.zeros(BINS, dtype=torch.int32, device=device)
+        self._counts: Tensor | None = None  # made when somebody asks, as mostly a tensor's are the first to be there
+        self._device = device
         self.top = 0  # exponent, with its bias, of the highest power of two that is counted
         self.ends = (0.0, 0.0)  # smallest and largest value, or 0
         self.peaks = (0, 0)  # how many values are exactly these: of a clamped tensor many, and they cost what they cost
@@ -63,6 +71,17 @@ class Sketch:
         sketch = cls(x.device)
         sketch.update(x)
         return sketch
+
+    @property
+    def counts(self) -> Tensor:
+        """How many values are in each bin, int32."""
+        if self._counts is None:
+            self._counts = torch.zeros(BINS, dtype=torch.int32, device=self._device)
+        return self._counts
+
+    @counts.setter
+    def counts(self, counts: Tensor) -> None:
+        self._counts = counts
 
     @property
     def largest(self) -> float:
@@ -132,12 +151,13 @@ class Sketch:
                 return found[0] * low, found[1] * high
 
             return in_bins, compiled_peaks
-        x = sample_of(x, each)
-        values = array_of(x) if x.is_cpu else x
+        values: np.ndarray | Tensor
         counts: np.ndarray | Tensor
-        if isinstance(values, np.ndarray):
+        if x.is_cpu:
+            values = sample_array(x, each)
             counts = self._count(values, ends, limits, each)
         else:
+            values = sample_of(x, each)
             counts = self._count_on_device(values, limits)
 
         def peaks() -> tuple[int, int]:  # before clamping values may lie beyond the ends, too
@@ -153,10 +173,17 @@ class Sketch:
         self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int, rows: Rows
     ) -> tuple[np.ndarray, tuple[int, int], int]:
         """Counts and peaks of a sample and of the largest values, and for how many values they stand."""
-        large = largest_rows(rows, x.numel(), limits, each)
+        magnitudes = magnitudes_of(rows, x.numel(), limits)
+        large: Large | None = None
+        if not are_clamped(magnitudes):
+            counts, peaks_of = self._counted(x, ends, limits, each)
+            assert isinstance(counts, np.ndarray)
+            least = self._reached(counts, max(_KNOWN, _KNOWN_OF_SAMPLE * each))
+            large = None if least is None else rows_that_reach(magnitudes, least)
+            large = large or largest_rows(magnitudes, each)
         if large is None:
             each = each_of(x, CLAMPED)  # how many are clamped is known by the sample alone
-        counts, peaks_of = self._counted(x, ends, limits, each)
+            counts, peaks_of = self._counted(x, ends, limits, each)
         assert isinstance(counts, np.ndarray)  # samples are taken on the host alone
         size = sample_size(x.numel(), each)
         total, border = size * each, BINS
@@ -197,7 +224,14 @@ class Sketch:
                 keys -= first
                 found = _bincount(keys, len(above))
                 above += (found if times == 1 else found * times).astype(np.int32)
-        return int(above.sum()) - before
+        return sum(times * len(values) for values, times in known) - before
+
+    def _reached(self, counts: np.ndarray, wanted: int) -> float | None:
+        """The magnitude that about so many values reach, where these are neither too far apart nor all in one bin."""
+        top = self._bin(self.largest)
+        from_top = counts[max(top - _NEAR_TOP + 1, 0) : top + 1][::-1].cumsum()
+        place = int(from_top.searchsorted(wanted))
+        return bins.edge(self._first + top - place) if 0 < place < len(from_top) else None
 
     def _may_peak(self, ends: tuple[float, float], counts: np.ndarray | Tensor, size: int) -> tuple[bool, bool]:
         """Are there more values near an end than beside it? To count those at the end costs half of what all does.
@@ -299,7 +333,8 @@ class Sketch:
         """Make room for more data."""
         self.ends = (min(self.ends[0], ends[0]), max(self.ends[1], ends[1]))
         top = exponent(self.ends)
-        self.counts = self._moved(top)
+        if self.total and top != self.top:
+            self.counts = self._moved(top)
         self.top = top
 
     def _bin(self, value: float) -> int:
