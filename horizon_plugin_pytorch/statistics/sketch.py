@@ -276,8 +276,8 @@ class Sketch:
         keys -= self._first - _TURNS
         np.maximum(keys, _turns(len(keys)), out=keys)
         found = _bincount(keys, _TURNS + BINS)
-        counts = np.empty(BINS, dtype=np.int32)
-        np.multiply(found[_TURNS:], each, out=counts, casting="unsafe")
+        counts = found[_TURNS:].astype(np.int32)
+        counts *= each
         counts[0] += int(found[:_TURNS].sum()) * each
         return counts
 
