@@ -143,10 +143,10 @@ def best_scale(counted: Counted, low: int, high: int, stride: int = 1) -> float:
     """The scale with the least squared error.
 
     First ranges in a ratio of 0.96, from the one that clips nothing, on a coarse histogram, then the neighbourhood of
-    the best on a fine one, of which the parabola through the three best is followed to its lowest point; with a
-    `stride` every such share of a hundred. Where values may lie on a grid, or many lie near the end, the neighbourhood
-    has many more. Of a tensor that is clamped, or has few different values, errors go up and down with every step of
-    the grid: all hundred shares are looked at, and between them many more.
+    the best on a fine one, where the parabola through the three best says which it is; with a `stride` every such share
+    of a hundred. Where values may lie on a grid, or many lie near the end, errors go up and down in small steps, and
+    the neighbourhood of the best is looked at once more. Of a tensor that is clamped, or has few different values, they
+    do so with every step of the grid: all hundred shares are looked at, and between them many more.
     """
     if not counted.largest:
         return 0.0
@@ -182,11 +182,17 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
     reach = whole * stride / 100 if is_even else found * _OFF[int(found < wide[-1])]
     lowest, highest = max(found - reach, reach / 8), min(found + reach, whole)
     octave = counted.octave(found * high)
-    if is_even or counted.is_uneven:
-        near = lowest + _steps(30 if is_jagged else 20 if is_even else 100) * (highest - lowest)
+    if is_even:
+        near = lowest + _steps(30 if is_jagged else 20) * (highest - lowest)
         return best(near, None if few else _spread(counted, counts, low, high, (octave, octave), _SMOOTH))[0]
-    near = lowest + _steps(12) * (highest - lowest)
-    return _lowest_point(near, _spread(counted, counts, low, high, (octave, octave), _SMOOTH).errors(near))
+    is_uneven = counted.is_uneven
+    fine = _spread(counted, counts, low, high, (octave, octave), _SMOOTH)
+    near = lowest + _steps(24 if is_uneven else 12) * (highest - lowest)
+    errors = fine.errors(near)
+    if not is_uneven:
+        return _lowest_point(near, errors)
+    found, step = float(near[errors.argmin()]), float(near[1] - near[0])
+    return best(np.minimum(found + (2 * _steps(12) - 1) * step, whole), fine)[0]
 
 
 def _lowest_point(scales: np.ndarray, errors: np.ndarray) -> float:
