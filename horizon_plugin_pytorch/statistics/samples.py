@@ -16,7 +16,7 @@ from torch import Tensor
 from horizon_plugin_pytorch.compiled.choice import passes
 from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_plain, is_serial
 
-_ENOUGH, _RUN = 1 << 15, 16  # values that are counted of a larger tensor, at least; neighbours that are taken together
+_ENOUGH, _RUN = 20000, 16  # values that are counted of a larger tensor, at least; neighbours that are taken together
 MANY = 1 << 15  # so many for who compares the whole of a distribution, and not just its end
 CLAMPED = 1 << 16  # so many where the end itself is common, and its share is known by the sample alone
 _ROW = 256  # neighbours of which the ends are found

@@ -19,6 +19,9 @@ from horizon_plugin_pytorch.statistics.bins import BINS, BITS, OCTAVES, PER_OCTA
 
 # Bins in a power of two that a search looks at first, then at the end of a range, and of what is clipped.
 _COARSE, _SMOOTH, _CLIPPED = 16, 512, 64
+# And below: about as wide as a step of int8, so that where on the grid a sample happens to lie does not matter. Of fewer
+# values all are there, and it does.
+_INSIDE, _MANY = 128, 1 << 16
 _FEW = 128  # different values that are looked at one by one
 _SOME = 1024  # so many may lie on a grid
 _NEAR_END, _MANY_THERE = 0.98, 0.01  # of the range, and of the values: the grid of a scale that meets these fits better
@@ -186,7 +189,8 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
         near = lowest + _steps(30 if is_jagged else 20) * (highest - lowest)
         return best(near, None if few else _spread(counted, counts, low, high, (octave, octave), _SMOOTH))[0]
     is_uneven = counted.is_uneven
-    fine = _spread(counted, counts, low, high, (octave, octave), _SMOOTH)
+    inside = _SMOOTH if is_uneven or counted.total < _MANY else _INSIDE
+    fine = _spread(counted, counts, low, high, (octave, octave), _SMOOTH, inside)
     near = lowest + _steps(24 if is_uneven else 12) * (highest - lowest)
     errors = fine.errors(near)
     if not is_uneven:
@@ -268,6 +272,7 @@ def _spread(
     high: int,
     octaves: tuple[int, int] | None = None,
     most: int = PER_OCTAVE,
+    inside: int | None = None,
 ) -> Spread:
     """The values in larger bins.
 
@@ -275,8 +280,9 @@ def _spread(
         counts: of the bins.
         octaves: the powers of two, counted from the lowest, in which the ranges end. Without, few bins are looked at.
         most: bins in such a power of two.
+        inside: bins that have the width of those below; None for as many.
     """
-    begins, all_edges, lasts = _some_edges(counted.first, octaves, most)
+    begins, all_edges, lasts = _some_edges(counted.first, octaves, most, inside or most)
     size = bisect_left(lasts, counted.bin(counted.largest)) + 1  # up to the one that has the largest
     sums = np.add.reduceat(counts, begins, dtype=None if counted.total < _NARROW else np.int64)[:size]
     # Where there are both signs, half of what is clipped is so at `high`, and half at `low`.
@@ -407,19 +413,24 @@ def _steps(count: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _some_edges(first: int, octaves: tuple[int, int] | None, most: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def _some_edges(
+    first: int, octaves: tuple[int, int] | None, most: int, inside: int
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """The first ones of the bins that are taken together, the edges, and the last ones as a list.
 
     Args:
         octaves: the first and the last in which there are `most` bins. Of the powers of two below there are fewer and
             fewer, so that all are equally wide; above, where everything is clipped, some. Without, few.
+        inside: bins that such a power of two would have if they were as wide as those below.
     """
     lowest, highest = octaves or (0, 0)
 
     def bins(octave: int) -> int:
         if octaves is None:
             return _COARSE
-        return _CLIPPED if octave > highest else max(most >> max(lowest - octave, 0), 1)
+        if octave >= lowest:
+            return _CLIPPED if octave > highest else most
+        return max(inside >> (lowest - octave), 1)
 
     steps = [PER_OCTAVE // bins(octave) for octave in range(OCTAVES)]
     begins = np.concatenate([np.arange(o << BITS, (o + 1) << BITS, step) for o, step in enumerate(steps)])
