@@ -116,15 +116,15 @@ def magnitudes_of(rows: Rows, size: int, limits: tuple[float, float]) -> np.ndar
     return magnitudes
 
 
-def are_clamped(magnitudes: np.ndarray) -> bool:
+def are_clamped(magnitudes: np.ndarray, largest: float) -> bool:
     """Do so many rows have the largest magnitude that a sample says enough of it?"""
-    return int(np.count_nonzero(magnitudes == magnitudes.max())) > 2 * _LARGEST_ROWS
+    return int(np.count_nonzero(magnitudes >= np.float32(largest))) > 2 * _LARGEST_ROWS
 
 
-def rows_that_reach(magnitudes: np.ndarray, least: float) -> Large | None:
-    """The rows that have values of this magnitude; None if these are many."""
+def rows_that_reach(magnitudes: np.ndarray, least: float, most: int = 2 * _LARGEST_ROWS) -> Large | None:
+    """The rows that have values of this magnitude; None if these are more than `most`."""
     (places,) = (magnitudes >= least).nonzero()
-    return Large(places, len(places), least) if len(places) <= 2 * _LARGEST_ROWS else None
+    return Large(places, len(places), least) if len(places) <= most else None
 
 
 def largest_rows(magnitudes: np.ndarray, each: int) -> Large | None:

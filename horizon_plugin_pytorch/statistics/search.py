@@ -19,8 +19,8 @@ from horizon_plugin_pytorch.statistics.bins import BINS, BITS, OCTAVES, PER_OCTA
 
 # Bins in a power of two that a search looks at first, then at the end of a range, and of what is clipped.
 _COARSE, _SMOOTH, _CLIPPED = 16, 512, 64
-# And below: about as wide as a step of int8, so that where on the grid a sample happens to lie does not matter. Of fewer
-# values all are there, and it does.
+# And below: about as wide as a step of int8, so that it does not matter where on the grid a sample lies. Of fewer values
+# all are counted, and it does.
 _INSIDE, _MANY = 128, 1 << 16
 _FEW = 128  # different values that are looked at one by one
 _SOME = 1024  # so many may lie on a grid
@@ -64,7 +64,7 @@ class Counted(NamedTuple):
 
     @property
     def different(self) -> int:
-        """How many different values there are, but for 0 and those so near each other that a sketch takes them for one."""
+        """How many different values there are, but for 0; those in a bin count as one."""
         return int(np.count_nonzero(self.counts[1:]))
 
     @property

@@ -37,7 +37,9 @@ from horizon_plugin_pytorch.statistics.samples import (
     sample_of,
     sample_size,
 )
+from horizon_plugin_pytorch.statistics.tail import Tail
 
+Known = tuple[tuple[np.ndarray, int], ...]  # large values, and how many each stands for
 _FULL = 1 << 30  # counts are 32 bits wide
 _AT_ONCE, _TURNS = 1 << 22, 16
 _ROUNDED = 1 + 2.0**-7  # no type rounds a number by more
@@ -70,6 +72,20 @@ class Sketch:
         """The sketch of one tensor."""
         sketch = cls(x.device)
         sketch.update(x)
+        return sketch
+
+    @classmethod
+    def of_tail(cls, tail: Tail) -> Sketch:
+        """The sketch of a tensor of which the largest values are known, and a sample."""
+        sketch = cls()
+        sketch._widen(tail.ends)
+        counts, peaks_of = sketch._counted_values(tail.sample, tail.ends, tail.limits, tail.each)
+        border = sketch._bin(tail.least) + 1
+        known = tail.values[np.abs(tail.values) >= bins.edge(sketch._first + border)]
+        found, sketch.peaks, sketch.total = sketch._with_known(
+            counts, peaks_of, ((known, 1),), border, tail.ends, len(tail.sample), tail.each
+        )
+        sketch.counts = torch.from_numpy(found)
         return sketch
 
     @property
@@ -151,17 +167,20 @@ class Sketch:
                 return found[0] * low, found[1] * high
 
             return in_bins, compiled_peaks
-        values: np.ndarray | Tensor
+        return self._counted_values(sample_array(x, each) if x.is_cpu else sample_of(x, each), ends, limits, each)
+
+    def _counted_values(
+        self, values: np.ndarray | Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int
+    ) -> tuple[np.ndarray | Tensor, Callable[[], tuple[int, int]]]:
+        """`_counted` of a sample that is taken."""
         counts: np.ndarray | Tensor
-        if x.is_cpu:
-            values = sample_array(x, each)
+        if isinstance(values, np.ndarray):
             counts = self._count(values, ends, limits, each)
         else:
-            values = sample_of(x, each)
             counts = self._count_on_device(values, limits)
 
         def peaks() -> tuple[int, int]:  # before clamping values may lie beyond the ends, too
-            low, high = self._may_peak(ends, counts, size)
+            low, high = self._may_peak(ends, counts, len(values))
             return (
                 int((values <= ends[0]).sum()) * each if low else 0,
                 int((values >= ends[1]).sum()) * each if high else 0,
@@ -175,7 +194,7 @@ class Sketch:
         """Counts and peaks of a sample and of the largest values, and for how many values they stand."""
         magnitudes = magnitudes_of(rows, x.numel(), limits)
         large: Large | None = None
-        if not are_clamped(magnitudes):
+        if not are_clamped(magnitudes, max(-ends[0], ends[1])):
             counts, peaks_of = self._counted(x, ends, limits, each)
             assert isinstance(counts, np.ndarray)
             least = self._reached(counts, max(_KNOWN, _KNOWN_OF_SAMPLE * each))
@@ -184,13 +203,32 @@ class Sketch:
         if large is None:
             each = each_of(x, CLAMPED)  # how many are clamped is known by the sample alone
             counts, peaks_of = self._counted(x, ends, limits, each)
-        assert isinstance(counts, np.ndarray)  # samples are taken on the host alone
-        size = sample_size(x.numel(), each)
-        total, border = size * each, BINS
-        known: tuple[tuple[np.ndarray, int], ...] = ()
+        size, border = sample_size(x.numel(), each), BINS
+        known: Known = ()
         if large is not None:  # from this bin on all values lie in these rows
             border = self._bin(large.least) + 1
             known = large_values(x, large, limits, bins.edge(self._first + border))
+        return self._with_known(counts, peaks_of, known, border, ends, size, each)
+
+    def _with_known(
+        self,
+        counts: np.ndarray | Tensor,
+        peaks_of: Callable[[], tuple[int, int]],
+        known: Known,
+        border: int,
+        ends: tuple[float, float],
+        size: int,
+        each: int,
+    ) -> tuple[np.ndarray, tuple[int, int], int]:
+        """Counts and peaks of a sample with those of values that are known, and for how many values they stand.
+
+        Args:
+            counts, peaks_of: those of the sample, of so many values (`size`), of which each stands for others (`each`).
+            known: the values from the bin `border` on.
+        """
+        assert isinstance(counts, np.ndarray)  # samples are taken on the host alone
+        total = size * each
+        if known:
             total += self._count_large(known, counts[border:])
         is_known = [self._bin(abs(end)) >= border for end in ends]
         peaks = (0, 0) if all(is_known[i] or not ends[i] for i in (0, 1)) else peaks_of()
@@ -209,7 +247,7 @@ class Sketch:
                 total += 1
         return counts, peaks, total
 
-    def _count_large(self, known: tuple[tuple[np.ndarray, int], ...], above: np.ndarray) -> int:
+    def _count_large(self, known: Known, above: np.ndarray) -> int:
         """Put the counts of the largest values, and how many each stands for, into the highest bins.
 
         Returns:
