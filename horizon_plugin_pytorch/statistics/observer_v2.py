@@ -24,7 +24,7 @@ from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, Usable
 from horizon_plugin_pytorch.statistics.observer_names import make_like, named, range_methods
 from horizon_plugin_pytorch.statistics.processes import all_reduce
 from horizon_plugin_pytorch.statistics.row_ranges import best_ranges, least_error
-from horizon_plugin_pytorch.statistics.samples import MANY, Rows, each_of, rows_of
+from horizon_plugin_pytorch.statistics.samples import MANY, MORE, Rows, each_of, rows_of
 from horizon_plugin_pytorch.statistics.sketch import Sketch
 from horizon_plugin_pytorch.statistics.tail import Tail, reach_of, tail_of
 
@@ -205,7 +205,9 @@ def percentiles_by_channel(rows: Tensor, shares: Sequence[float]) -> Tensor:
 class PercentileObserver(SketchObserver):
     """The given percentile of the magnitudes in each batch, as a moving average.
 
-    The range ends at the lower edge of the bin in which the percentile falls, as the guides print it.
+    The range ends at the lower edge of the bin in which the percentile falls, as the guides print it. Where few of the
+    largest values decide, these are all that is looked at; then it is the percentile of all values, however large the
+    tensor.
 
     Args:
         percentile: share of magnitudes, in percent, that the scale must cover; 100 takes the largest magnitude.
@@ -427,7 +429,7 @@ class HistogramObserver(CountingObserver):
     0.5
     """
 
-    _enough = MANY  # for any method, which may be chosen later
+    _enough = MORE  # for any method, which may be chosen later
     _settings = (*ObserverBase._settings, "method", "method_kwargs")
     _method_settings = None
 

@@ -1,8 +1,10 @@
 """Which values of a large tensor are counted: a sample that is spread over it, and more and more of the large ones.
 
 Of what is common a sample says enough. What is rare, and how far out it lies, decides where a range ends; it is found
-by the smallest and the largest value of each row of neighbours, which cost little more than those of the whole tensor:
-all of the largest values are counted, and of those that come next more than the sample has.
+by the smallest and the largest value of each row of neighbours, which cost little more than those of the whole tensor.
+The sample says from where on there are about five hundred values, and the rows that reach so far, mostly those of a few
+channels, have all of these. Where they lie apart in too many rows, all of the largest values are counted, and of those
+that come next more than the sample has.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from horizon_plugin_pytorch.compiled.choice import passes
 from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_plain, is_serial
 
 _ENOUGH, _RUN = 20000, 16  # values that are counted of a larger tensor, at least; neighbours that are taken together
-MANY = 1 << 15  # so many for who compares the whole of a distribution, and not just its end
+MORE = 1 << 15  # so many for who may compare the whole of a distribution, and not just its end, of all data
+MANY = 1 << 16  # so many for who does so after every batch
 CLAMPED = 1 << 16  # so many where the end itself is common, and its share is known by the sample alone
 _ROW = 256  # neighbours of which the ends are found
 _LARGEST_ROWS = 128  # so many rows have the largest values; of twice as many, the largest value is common
@@ -174,7 +177,7 @@ def large_values(
 
 
 def _lends_memory(x: Tensor) -> bool:
-    """Can numpy look at the numbers where they are, as float32? It begins much sooner than torch does."""
+    """Can numpy look at the numbers where they are, as float32? A call of numpy takes a fraction of torch's."""
     return x.dtype is torch.float32 and x.is_cpu and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 

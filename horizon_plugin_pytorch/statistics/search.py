@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.statistics.bins import BINS, BITS, OCTAVES, PER_OCTA
 
 # Bins in a power of two that a search looks at first, then at the end of a range, and of what is clipped.
 _COARSE, _SMOOTH, _CLIPPED = 16, 512, 64
-# And below: about as wide as a step of int8, so that it does not matter where on the grid a sample lies. Of fewer values
+# And below: about as wide as a step of int8, so that it matters little where on the grid a sample lies. Of fewer values
 # all are counted, and it does.
 _INSIDE, _MANY = 128, 1 << 16
 _FEW = 128  # different values that are looked at one by one

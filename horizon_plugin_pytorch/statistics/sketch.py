@@ -3,7 +3,7 @@
 The upper bits of a floating-point number are its place in a histogram whose bins are evenly spread within each power
 of two: no bin edges to choose, no second pass when the data grow, and two histograms of different data add up. Counting
 costs about as much as five copies of the tensor, so that of a large one a sample is counted, and all of its largest
-values (`samples.py`); choosing a scale looks at the histogram only.
+values (`samples.py`); choosing a scale looks at the histogram only. A high percentile needs none (`tail.py`).
 """
 
 from __future__ import annotations
