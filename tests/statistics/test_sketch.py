@@ -421,3 +421,26 @@ def test_of_a_sparse_sample_more_of_the_large_values_are_counted(monkeypatch) ->
                     patch.setattr(samples, "_NEXT_ROWS", 0)
                 deviations[has_more].append(abs(Sketch.of(x).percentile(99.99) / wanted - 1))
     assert max(deviations[True]) < 0.01 < max(deviations[False])
+
+
+def test_of_large_values_that_lie_together_few_rows_are_looked_at(monkeypatch) -> None:
+    """Those of one channel, and all that are as large: about five hundred, whatever else its rows hold."""
+    looked_at: list[int] = []
+    find = samples.rows_that_reach
+
+    def finding(magnitudes, least, *args):
+        found = find(magnitudes, least, *args)
+        looked_at.append(len(found.places))
+        return found
+
+    monkeypatch.setattr("horizon_plugin_pytorch.statistics.sketch.rows_that_reach", finding)
+    x = torch.randn(32, 24, 1000, generator=torch.Generator().manual_seed(0))
+    x[:, 5] *= 20
+    sampled = Sketch.of(x)
+    monkeypatch.setattr(samples, "_ENOUGH", 1 << 30)
+    whole = Sketch.of(x)
+    known = int(torch.searchsorted(whole.counts.flip(0).cumsum(0), 200)) + 1
+    assert torch.equal(sampled.counts[-known:], whole.counts[-known:])
+    assert 4 <= looked_at[0] <= 32 * 5  # of 3000
+    errors = [squared_error(x, sketch.best_scale(-128, 127), -128, 127) for sketch in (sampled, whole)]
+    assert errors[0] < 1.01 * errors[1]
