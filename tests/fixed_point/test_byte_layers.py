@@ -39,6 +39,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("limit", [127, 32767], ids=["int8", "int16"])
 def test_weights_of_linear_layers_become_bytes_at_once(limit: int) -> None:
     """A layer whose input has a new scale at every step, as in training, makes them at every step."""
+    fp.use_integer_kernels(True)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, (64, 512), generator=generator).float()
     scale, ends = torch.full((64,), 1e-4, dtype=torch.float64), (-limit - 1, limit)
