@@ -88,7 +88,7 @@ def paired_multiply(a: Tensor, b: Tensor) -> Tensor:
     length = a.shape[1] // 2 * 2
     terms = (a.int() + 128).unsqueeze(-1) * b.int()
     pairs = (terms[:, :length:2] + terms[:, 1:length:2]).clamp(-(1 << 15), (1 << 15) - 1)
-    return pairs.sum(1) + terms[:, length:].sum(1) - 128 * b.int().sum(0)
+    return (pairs.sum(1) + terms[:, length:].sum(1) - 128 * b.int().sum(0)).int()
 
 
 def paired_conv(only: Callable[[Walk, Tensor], bool]) -> Callable[..., StandIn]:
