@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +19,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from benchmarks.models import TransformerBlock
+from horizon_plugin_pytorch import compiled
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.byte_tensor import ByteTensor
+from horizon_plugin_pytorch.compiled import choice
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.fixed_point import kernels
@@ -88,7 +92,7 @@ def paired_multiply(a: Tensor, b: Tensor) -> Tensor:
     length = a.shape[1] // 2 * 2
     terms = (a.int() + 128).unsqueeze(-1) * b.int()
     pairs = (terms[:, :length:2] + terms[:, 1:length:2]).clamp(-(1 << 15), (1 << 15) - 1)
-    return pairs.sum(1) + terms[:, length:].sum(1) - 128 * b.int().sum(0)
+    return (pairs.sum(1) + terms[:, length:].sum(1) - 128 * b.int().sum(0)).int()
 
 
 def paired_conv(only: Callable[[Walk, Tensor], bool]) -> Callable[..., StandIn]:
@@ -230,6 +234,47 @@ def test_older_cpus_take_inputs_of_seven_bits_only() -> None:
     assert "other layers run on float32" in run.stdout and "has wrong sums" in run.stdout
 
 
+NEEDED = {  # the proofs that are tried, by what the machine's kernels are exact for
+    Reach.BYTES: [(disproof, Reach.BYTES), (rounding_disproof, Reach.BYTES)],
+    Reach.SEVEN_BITS: [(disproof, Reach.BYTES), (disproof, Reach.SEVEN_BITS), (rounding_disproof, Reach.SEVEN_BITS)],
+    Reach.NOTHING: [(disproof, Reach.BYTES), (disproof, Reach.SEVEN_BITS)],
+}
+
+
+def at_once(run: Callable[[], object]) -> list[object]:
+    """What eight threads get that run it at the same moment."""
+    barrier, found = threading.Barrier(8), []
+
+    def wait_and_run() -> None:
+        barrier.wait()
+        found.append(run())
+
+    threads = [threading.Thread(target=wait_and_run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("reach", NEEDED, ids=lambda reach: reach.name)
+def test_proofs_run_once_whichever_threads_ask_first(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    order = list(Reach)
+
+    def take_a_while(proof: kernels.Proof, tried: Reach) -> str:
+        calls.append((proof, tried))
+        time.sleep(0.02)
+        return "" if order.index(tried) >= order.index(reach) else "wrong on purpose"
+
+    monkeypatch.setattr(kernels, "_choice", kernels._Choice())
+    monkeypatch.setattr(kernels, "_try", take_a_while)
+    fp.use_integer_kernels(True)
+    found = at_once(lambda: (kernels.kernel_reach(), fp.integer_kernels()))
+    assert calls == NEEDED[reach]
+    assert len(found) == 8 and set(found) == {(reach, fp.integer_kernels())}
+
+
 def test_a_machine_whose_kernels_are_never_exact_runs_on_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, Reach.NOTHING)
     fp.use_integer_kernels(True)
@@ -262,16 +307,44 @@ def test_the_package_tells_what_it_runs_on(monkeypatch: pytest.MonkeyPatch, caps
         assert part in said
 
 
-def test_only_one_file_knows_the_private_operators() -> None:
-    from pathlib import Path
+@pytest.mark.parametrize("variable", [kernels.VARIABLE, compiled.VARIABLE])
+def test_the_package_tells_which_variable_has_no_such_value(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from horizon_plugin_pytorch.__main__ import main
 
+    for name in (kernels.VARIABLE, compiled.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(choice, "_choice", choice._Choice())  # what was decided before does not count
+    monkeypatch.setenv(variable, "foo")
+    assert main() == 1
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    rows = {name: said.strip() for name, said in rows.items()}
+    row, other = ("integer kernels", "compiled passes")[:: 1 if variable == kernels.VARIABLE else -1]
+    assert rows[row].startswith(f"The environment variable {variable} is 'foo': say 1 to ")
+    assert rows[other].startswith(("on: ", "off: ")) and "torch" in rows
+
+
+def test_the_command_ends_with_1_and_without_a_traceback() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "horizon_plugin_pytorch"],
+        env={**os.environ, kernels.VARIABLE: "foo", compiled.VARIABLE: "bar"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert f"{kernels.VARIABLE} is 'foo'" in run.stdout and f"{compiled.VARIABLE} is 'bar'" in run.stdout
+
+
+PRIVATE = ("ops.onednn", "_int_mm", "ops.mkldnn", "ops.prepacked", "ops.quantized", "qconv", "qlinear")
+
+
+def test_only_one_file_knows_the_private_operators() -> None:
     root = Path(fp.__file__).parents[1]
-    found = {
-        path.name
-        for path in root.rglob("*.py")
-        if any(name in path.read_text() for name in ("ops.onednn", "_int_mm", "ops.quantized."))
-    }
-    assert found == {"kernels.py"}
+    files = [path for package in (root, root.parent / "horizon_plugin_profiler") for path in package.rglob("*.py")]
+    found = {path for path in files if any(name in path.read_text() for name in PRIVATE)}
+    assert found == {Path(kernels.__file__)}
+    assert {"kernels.py", "__main__.py", "model_profilerv2.py"} <= {path.name for path in files}
 
 
 class Net(nn.Module):
