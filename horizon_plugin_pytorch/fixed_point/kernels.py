@@ -95,6 +95,8 @@ def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """
     if a.shape[1] == 1:  # torch 2.13 gives numbers that were in the memory before
         return torch.mul(a.int(), b.int(), out=out)
+    if 0 in a.stride():  # a row that is there several times, which the kernel takes for others
+        a = a.contiguous()
     return torch._int_mm(a, b, out=out)
 
 
@@ -113,7 +115,7 @@ class Kernels:
     """The kernels that are proved and used: `PackedConv` and `multiply`, or others with their arguments."""
 
     conv: Callable[[Tensor, Walk, int, torch.Size], Conv] = PackedConv
-    multiply: Callable[[Tensor, Tensor], Tensor] = multiply
+    multiply: Callable[..., Tensor] = multiply
 
 
 # Input channels, output channels, kernel, walk, image: those of real layers, and odd ones. oneDNN has a kernel of its
@@ -158,7 +160,7 @@ def disproof(kernels: Kernels, reach: Reach = Reach.BYTES) -> str:
     Args:
         reach: the inputs that are tried. Those of 7 bits are tried in convolutions only.
 
-    >>> disproof(Kernels(multiply=lambda a, b: (a.float() @ b.float()).clamp(-32768, 32767).int()))
+    >>> disproof(Kernels(multiply=lambda a, b, out=None: (a.float() @ b.float()).clamp(-32768, 32767).int()))
     'a product of 33x1025 by 1025x40 matrices, largest by largest, has wrong sums'
     """
     return _first(_failures(kernels, reach))
@@ -207,8 +209,15 @@ def _wrong_products(kernels: Kernels, generator: torch.Generator) -> Iterator[st
         b = _FILLS[weights]((columns, length), -128, 127, generator)
         left, right = a.to(torch.int8), b.to(torch.int8).t()
         exact = a.double() @ b.double().t()  # of columns, which lie in memory as such, and of rows
-        if not all(torch.equal(kernels.multiply(left, x).double(), exact) for x in (right, right.contiguous())):
+        if not all(_multiplies(kernels, left, x, exact) for x in (right, right.contiguous())):
             yield f"a product of {rows}x{length} by {length}x{columns} matrices, {inputs} by {weights}, has wrong sums"
+
+
+def _multiplies(kernels: Kernels, left: Tensor, right: Tensor, exact: Tensor) -> bool:
+    """Is a product of matrices exact, in memory of its own and in that which it is given?"""
+    into = torch.full(exact.shape, -1, dtype=torch.int32)
+    given = kernels.multiply(left, right), kernels.multiply(left, right, into)
+    return all(torch.equal(found.double(), exact) for found in given)
 
 
 def _is_exact(kernels: Kernels, x: Tensor, weight: Tensor, walk: Walk, zero_point: int) -> bool:

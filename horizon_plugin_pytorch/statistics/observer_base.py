@@ -596,7 +596,7 @@ class ObserverBase(nn.Module):
         scale = torch.where(largest >= 0, steps, 1.0).clamp_(min=_SMALLEST_SCALE)
         return torch.exp2(torch.log2(scale).ceil()) if self.pow_quantization else scale
 
-    def store_scale(self, scale: Tensor, finest: float) -> bool:
+    def _write_scale(self, scale: Tensor, finest: float) -> bool:
         """Write the scale, or one as large as `finest`, where that takes one operator; says whether it did."""
         value = self._one_scale() if type(self).calculate_scale is ObserverBase.calculate_scale else None
         if value is None or is_asynchronous(scale):

@@ -83,16 +83,18 @@ def exact_conv(
     return StandIn(sums, steps, zero_point)
 
 
-def exact_multiply(a: Tensor, b: Tensor) -> Tensor:
-    return (a.double() @ b.double()).int()
+def exact_multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    sums = (a.double() @ b.double()).int()
+    return sums if out is None else out.copy_(sums)
 
 
-def paired_multiply(a: Tensor, b: Tensor) -> Tensor:
+def paired_multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """As CPUs without VNNI do: products of unsigned and signed bytes, two of them in 16 bits that saturate."""
     length = a.shape[1] // 2 * 2
     terms = (a.int() + 128).unsqueeze(-1) * b.int()
     pairs = (terms[:, :length:2] + terms[:, 1:length:2]).clamp(-(1 << 15), (1 << 15) - 1)
-    return (pairs.sum(1) + terms[:, length:].sum(1) - 128 * b.int().sum(0)).int()
+    sums = (pairs.sum(1) + terms[:, length:].sum(1) - 128 * b.int().sum(0)).int()
+    return sums if out is None else out.copy_(sums)
 
 
 def paired_conv(only: Callable[[Walk, Tensor], bool]) -> Callable[..., StandIn]:
@@ -144,9 +146,9 @@ def test_a_requantization_in_other_steps_is_refused(steps: Steps) -> None:
 
 @pytest.mark.parametrize("wrong", ["rows", "columns"])
 def test_products_are_tried_with_matrices_in_rows_and_in_columns(wrong: str) -> None:
-    def multiply(a: Tensor, b: Tensor) -> Tensor:
+    def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         is_wrong = b.is_contiguous() if wrong == "rows" else b.t().is_contiguous()
-        return paired_multiply(a, b) if is_wrong else exact_multiply(a, b)
+        return paired_multiply(a, b, out) if is_wrong else exact_multiply(a, b, out)
 
     assert "has wrong sums" in kernels.products_disproof(Kernels(exact_conv, multiply))
     assert "a product of" in disproof(Kernels(exact_conv, multiply))
@@ -714,3 +716,10 @@ def test_who_watches_modules_gets_the_integers_of_who_does_not() -> None:
     trained = qat(data)
     assert seen.count(type(quantized.get_submodule("module.grouped"))) == 3  # and `wrapped`, `reflected`
     assert trained.requires_grad and torch.equal(alone, watched) and torch.equal(alone, trained)
+
+
+@pytest.mark.skipif(not kernels.has_products(), reason="bytes have no exact products here")
+def test_rows_that_repeat_are_multiplied() -> None:
+    row, matrix = torch.arange(-8, 8, dtype=torch.int8), torch.arange(16 * 40).reshape(16, 40).remainder(127).char()
+    sums = kernels.multiply(row.expand(9, 16), matrix)
+    assert torch.equal(sums.double(), row.double().expand(9, 16) @ matrix.double())
