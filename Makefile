@@ -5,11 +5,11 @@
 #   make smoke           one case of each test, each operator once: under two minutes
 #   make test            lint, types, layers, all tests and the examples in docstrings, a sample once more without
 #                        integer kernels: under 20 minutes on two quiet cores (tests 14 min; 16 min 30 s with a new
-#                        environment and lint; the sample 40 s more)
+#                        environment and lint; the sample takes 83 s of processor time, so about 45 s more)
 #   make browser         Chromium for the tests of the profiler's page, if it is missing and may be installed
 #   make soak            ten thousand generated models on every route, pairs of operators in ONNX Runtime for each way in
-#                        which they meet in a file, all of what the tests take samples of, what runs layers without
-#                        integer kernels, properties with new random numbers: three hours
+#                        which they meet in a file, all of what the tests take samples of, all tests once more
+#                        without integer kernels, properties with new random numbers: three hours
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
 #   make peers           the table of other toolkits, each in an environment of its own: some hours the first time; what
 #                        was measured once stays (benchmarks.peers --again)
@@ -52,16 +52,16 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDI
 
 # Without the examples in docstrings, which `addopts` in pyproject.toml adds.
 SMOKE := $(PYTEST) -o addopts="--strict-markers -ra" --smoke --hypothesis-profile=smoke --hypothesis-seed=0
-# The rooms whose tests run layers, once more as on a CPU whose integer kernels are not exact: a sample in `make test`.
+# As on a CPU whose integer kernels are not exact: all tests in `make soak`, in `make test` one case of each test in
+# four rooms whose tests run layers.
 WITHOUT_KERNELS := HORIZON_INTEGER_KERNELS=0
-LAYER_ROOMS := tests/fixed_point tests/operators tests/runtime tests/export tests/workflow tests/analysis
 
 smoke: .venv/.dev
 	$(SMOKE) tests
 
 test: lint browser
 	$(PYTEST) --hypothesis-seed=0
-	$(WITHOUT_KERNELS) $(SMOKE) tests/fixed_point tests/runtime
+	$(WITHOUT_KERNELS) $(SMOKE) tests/fixed_point tests/operators tests/runtime tests/analysis
 
 # Debian's, where we are root. Without one, the tests of the page are left out, and the summary of the tests names them;
 # with BROWSER_TESTS=required they fail.
@@ -77,7 +77,7 @@ soak: .venv/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.clients --count 10000
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.sequences
 	$(PYTEST) --soak
-	$(WITHOUT_KERNELS) $(PYTEST) --hypothesis-seed=0 $(LAYER_ROOMS)
+	$(WITHOUT_KERNELS) $(PYTEST) --hypothesis-seed=0
 	$(PYTEST) -m hypothesis --hypothesis-profile=soak
 
 bench: .venv/.dev

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -25,13 +26,22 @@ def _setting(name: str) -> str:
     return f"{name}={os.environ[name]}" if name in os.environ else f"{name} is not set"
 
 
-def _facts() -> list[tuple[str, str]]:
+def _said(tell: Callable[[], str], wrong: list[ValueError]) -> str:
+    """What it tells, or what is wrong with the environment."""
+    try:
+        return tell()
+    except ValueError as error:
+        wrong.append(error)
+        return str(error)
+
+
+def _facts(wrong: list[ValueError]) -> list[tuple[str, str]]:
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return [
         ("version", __version__),
         ("marches", ", ".join(march.value for march in March)),
-        ("integer kernels", fixed_point.integer_kernels()),
-        ("compiled passes", compiled.compiled_passes()),
+        ("integer kernels", _said(fixed_point.integer_kernels, wrong)),
+        ("compiled passes", _said(compiled.compiled_passes, wrong)),
         ("environment", ", ".join(_setting(name) for name in (VARIABLE, compiled.VARIABLE))),
         ("python", f"{platform.python_version()} on {platform.platform()}"),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"),
@@ -41,8 +51,9 @@ def _facts() -> list[tuple[str, str]]:
 
 
 def main() -> int:
-    """Print it."""
-    facts = _facts()
+    """Print it; 1 if a variable of the environment has no value that it can have."""
+    wrong: list[ValueError] = []
+    facts = _facts(wrong)
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
         print(f"{name:<{width}}  {value}")
@@ -50,7 +61,7 @@ def main() -> int:
         "\nNext: docs/quick-start.md takes a model to integers, `python -m horizon_plugin_profiler check` looks at"
         "\nyours, and docs/integer-kernels.md tells more about kernels."
     )
-    return 0
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Integers of 8 and 16 bits as layers hand them to each other: in little memory, images with channels last."""
+"""Integers of 8 and 16 bits as layers hand them to each other: in little memory, images with channels last.
+
+Views of them are such integers too, in the same memory.
+"""
 
 from __future__ import annotations
 

@@ -191,6 +191,7 @@ class QTensor(TensorWithScale):
             self._is_deferred = False
         else:
             self.__dict__["_grid"] = floats
+        sharing.moved(self, self._bytes.values, floats)
         self._bytes = None
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -208,10 +208,18 @@ def _member(x: Any) -> _Membership:
 
 def _memory(x: Any) -> Tensor:
     """What holds the numbers of a tensor: its integers where they are known, while its real values may not be there."""
-    if x.__dict__.get("_bytes") is not None:
-        x.plain()
+    integers = x.__dict__.get("_bytes")
+    if integers is not None:
+        return integers.values
     grid = x.__dict__.get("_grid")
     return x if grid is None else grid
+
+
+def moved(x: Any, before: Tensor, now: Tensor) -> None:
+    """The numbers of a tensor are in other memory now; where it is laid out otherwise, its views are found no more."""
+    known = _membership(x)
+    if known is not None and known.is_exact and place_of(before) != place_of(now):
+        x.__dict__[_MEMBERSHIP] = replace(known, is_exact=False)
 
 
 def _have_own_bytes(x: Any, other: Any) -> bool:

@@ -58,11 +58,19 @@ MODULES = [
     ".utils.serialization",
     ".annotation",
     ".qconfig",
+    ".compiled",
     "horizon_plugin_profiler",
     "horizon_plugin_profiler.model_profilerv2",
     "horizon_plugin_profiler.hbir_model_profiler",
     "horizon_plugin_profiler.consistency_profiler",
     "horizon_plugin_profiler.utils.model_helper",
+]
+
+# What our pages tell users to call of modules whose other names are the package's own affair.
+OWN_PATHS = [
+    "fixed_point.are_kernels_used",
+    "fixed_point.integer_kernels",
+    "fixed_point.use_integer_kernels",
 ]
 
 # Every path that the vendor's guides, or public code counted in the usage survey, import and that this version has.
@@ -350,6 +358,8 @@ USER_FUNCTIONS = [
     "qtensor.QTensor",
     "qat_mode.set_qat_mode",
     "qat_mode.get_qat_mode",
+    "fixed_point.use_integer_kernels",
+    "compiled.use_compiled_passes",
     "quantization.prepare_qat_fx",
     "quantization.convert_fx",
     "quantization.fuse_fx",
@@ -490,6 +500,9 @@ def current() -> str:
             entry = list(describe(f"{module.__name__}.{name}", value))
             is_here = getattr(value, "__module__", None) == module.__name__ or not path.startswith(".")
             lines += entry if is_here else entry[:1]
+    lines.append("# names of our pages in other modules")
+    for path in OWN_PATHS:
+        lines += describe(f"{PACKAGE}.{path}", resolve(path))
     lines.append("# paths of the guides")
     for path in GUIDE_PATHS:
         value = resolve(path)
@@ -506,6 +519,13 @@ def test_public_surface_is_that_of_the_snapshot():
     wanted, found = SNAPSHOT.read_text().splitlines(), current().splitlines()
     gone, new = [x for x in wanted if x not in found], [x for x in found if x not in wanted]
     assert found == wanted, f"gone: {gone}; new: {new}; if intended run `python -m tests.test_public_api`"
+
+
+@pytest.mark.parametrize("path", OWN_PATHS)
+def test_names_of_our_pages_are_documented(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    assert name in module_at(f".{module}").__all__ and resolve(path).__doc__
+    assert any(f"{path}(" in page.read_text() for page in (Path(__file__).parents[1] / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("path", GUIDE_PATHS)

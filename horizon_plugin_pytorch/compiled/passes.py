@@ -105,22 +105,21 @@ class Passes:
         return ends[0], ends[1]
 
     def count(
-        self, x: Tensor, sample: tuple[int, int, int], shift: int, first: int, ends: tuple[float, float],
-        limits: tuple[float, float], counts: Tensor,
+        self, x: Tensor, sample: tuple[int, int, int, int], each: int, shift: int, first: int,
+        ends: tuple[float, float], limits: tuple[float, float], counts: Tensor,
     ) -> tuple[int, int]:  # fmt: skip
         """Add to `counts` the bins of magnitudes, ``(bits >> shift) - first``; and how many values lie at the ends.
 
         Args:
             x: finite values, clamped to `limits` before they are counted.
-            sample: the first run of neighbours, the length of runs, and how many runs each stands for.
+            sample: the first value, how many runs of neighbours, their length, and how far the next one begins from
+                each.
+            each: for how many values each one counts.
         """
-        begin, run, each = sample
-        runs = 1
-        if each > 1:
-            runs = -(-(x.numel() // run - begin) // each)
-        place, peaks = x.data_ptr() + 4 * begin * run, (_LONG * 2)()
+        begin, runs, run, stride = sample
+        place, peaks = x.data_ptr() + 4 * begin, (_LONG * 2)()
         self._count(
-            place, runs, run, run * each, *limits, shift, first, each, (_FLOAT * 2)(*ends), counts.data_ptr(), peaks
+            place, runs, run, stride, *limits, shift, first, each, (_FLOAT * 2)(*ends), counts.data_ptr(), peaks
         )
         return peaks[0] * each, peaks[1] * each
 
@@ -325,13 +324,14 @@ def _wrong(passes: Passes, x: Tensor) -> Iterator[str]:
         for run, each in ((taken.numel(), 1), (64, 3), (16, 3), (24, 5)):
             if taken.numel() < run * each:
                 continue
-            sample = (each // 2, run, each)
-            part = taken[: taken.numel() // run * run].view(-1, run)[each // 2 :: each].reshape(-1)
+            stride = run * each - (each > 1)
+            parts = taken[each:].unfold(0, run, stride) if each > 1 else taken.view(1, -1)
+            sample, part = (each * (each > 1), len(parts), run, stride), parts.reshape(-1)
             low, high = (float(end.clamp(*limits)) for end in torch.aminmax(taken))
             bits = part.clamp(*limits).abs().view(torch.int32)
             wanted = torch.bincount(((bits >> _SHIFT) - _FIRST).clamp_(min=0), minlength=BINS).int() * each
             counts = torch.zeros(BINS, dtype=torch.int32)
-            peaks = passes.count(taken, sample, _SHIFT, _FIRST, (low, high), limits, counts)
+            peaks = passes.count(taken, sample, each, _SHIFT, _FIRST, (low, high), limits, counts)
             if not torch.equal(counts, wanted) or peaks != (
                 int((part <= low).sum()) * each,
                 int((part >= high).sum()) * each,

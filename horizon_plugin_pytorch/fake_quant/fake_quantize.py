@@ -427,6 +427,8 @@ class FakeQuantize(nn.Module):
 
     def refresh_scale(self) -> None:
         """Take the scale from the observer."""
+        if self.activation_post_process.store_scale(self.scale, self.finest_scale):
+            return
         scale = self.activation_post_process.calculate_scale()
         self._store_scale(scale if not self.finest_scale or self.is_fixed else scale.clamp(min=self.finest_scale))
 

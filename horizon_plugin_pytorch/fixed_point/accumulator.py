@@ -320,7 +320,9 @@ def finish_product(acc: Tensor, factor: Tensor, low: int, high: int, is_real: bo
 
 def in_pairs(a: Tensor, b: Tensor) -> tuple[list[tuple[Tensor, Tensor]], torch.Size]:
     """The pairs of matrices that ``a @ b`` multiplies, and the shape of the result."""
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = a.shape[:-2]
+    if b.shape[:-2] != batch:
+        batch = torch.broadcast_shapes(batch, b.shape[:-2])
     shape = torch.Size([*batch, a.shape[-2], b.shape[-1]])
     if b.dim() == 2:  # one matrix for the whole batch
         return [(a.reshape(-1, a.shape[-1]), b)], shape

@@ -77,7 +77,7 @@ class _Task:
     """What a convolution has to do for images of one shape.
 
     Attributes:
-        sizes: the output's shape; None if there are no such images.
+        sizes: the output's shape; None if it is not to take such images.
         sums: how many numbers that are.
         is_product: does it run as a product of matrices?
         at_once: images whose sums are finished together.
@@ -267,6 +267,7 @@ class ByteLayer:
         if count <= at_once:
             return self._finished(self._sums_of_rows(rows), residual, self._of_rows)
         out = torch.empty((count, self._width), dtype=self._type)
+        at_once = -(-count // -(-count // at_once))  # as many in each: products of few rows take longer for each
         for part in slices(count, at_once):
             added = None if residual is None else residual[part]
             self._finish(self._sums_of_rows(rows[part]), added, out[part], self._of_rows)
@@ -327,7 +328,7 @@ class ByteLayer:
     def _task_for(self, shape: torch.Size) -> _Task:
         sizes = output_sizes(shape, self._pieces[0].weight.shape, self._walk)
         task = _Task(None)
-        if min(sizes) > 0:
+        if sizes is not None:
             sums = sizes.numel()
             is_product = self._is_pointwise and self._is_product(sums)
             task = _Task(sizes, sums, is_product, max(_CHUNK // sizes[1:].numel(), 1))
@@ -397,7 +398,7 @@ class ByteLayer:
         plan = self._plan
         if acc.dtype is torch.int32:
             acc = acc.float()
-            if by.bias is not None:
+            if by.bias is not None:  # in a call of its own: one that converts as it adds takes twice as long as both
                 acc.add_(by.bias)
         if residual is not None and by.residual_factor is not None:
             acc.add_(torch.mul(residual, by.residual_factor).add_(0.5).floor_())

@@ -34,11 +34,28 @@ def walk_of(geometry: Geometry | None) -> kernels.Walk:
 
 
 @functools.lru_cache(maxsize=1024)
-def output_sizes(shape: torch.Size, weight: torch.Size, walk: kernels.Walk) -> torch.Size:
-    """The output's shape, for images and weights of these shapes."""
+def output_sizes(shape: torch.Size, weight: torch.Size, walk: kernels.Walk) -> torch.Size | None:
+    """The output's shape, for images and weights of these shapes; None if there is none, or kernels have others.
+
+    What reads nothing but padding is, by oneDNN 3.12, the numbers that were in memory before, or ends the process; an
+    output of one column, with a stride across, has those of other rows.
+    """
     kernel = (1, *weight[2:])[-2:]
-    axes = zip(shape[2:], kernel, walk.stride, walk.padding, walk.dilation, strict=True)
-    return torch.Size([shape[0], weight[0], *[(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]])
+    axes = list(zip(shape[2:], kernel, walk.stride, walk.padding, walk.dilation, strict=True))
+    height, width = sizes = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+    if min(*sizes, shape[0], weight[0]) <= 0 or (width == 1 and height > 1 and walk.stride[1] > 1):
+        return None
+    is_read = all(_reads_pixels(places, *axis) for places, axis in zip(sizes, axes, strict=True))
+    return torch.Size([shape[0], weight[0], *sizes]) if is_read else None
+
+
+def _reads_pixels(places: int, pixels: int, taps: int, stride: int, padding: int, dilation: int) -> bool:
+    """Does every place of the output read a pixel on this axis?"""
+    last = dilation * (taps - 1)
+    if padding <= last and dilation <= pixels:  # every place reaches the image, and cannot step over it
+        return True
+    starts = range(-padding, places * stride - padding, stride)
+    return all(any(0 <= x < pixels for x in range(start, start + last + 1, dilation)) for start in starts)
 
 
 def new_output(plan: AccumulatorPlan, shape: torch.Size | tuple[int, ...], layout: torch.memory_format) -> Tensor:
@@ -48,8 +65,12 @@ def new_output(plan: AccumulatorPlan, shape: torch.Size | tuple[int, ...], layou
 
 def output_type(plan: AccumulatorPlan) -> torch.dtype:
     """The smallest type that holds a layer's integers; float32 for real numbers."""
-    limits = (plan.low, plan.high)
-    if plan.is_real or not is_within(limits, TWO_BYTES):
+    return type_of((plan.low, plan.high), plan.is_real)
+
+
+def type_of(limits: tuple[int, int], is_real: bool) -> torch.dtype:
+    """The smallest type that holds integers between two limits; float32 for real numbers."""
+    if is_real or not is_within(limits, TWO_BYTES):
         return torch.float32
     return torch.int8 if is_within(limits, BYTE) else torch.int16
 

@@ -68,14 +68,19 @@ def choose_sum_factors(ratio_a: float, ratio_b: float, is_narrow: bool) -> tuple
 
 @operator("add(Tensor a, Tensor b, float factor_a, float factor_b, bool is_narrow, int low, int high) -> Tensor")
 def add(a: Tensor, b: Tensor, factor_a: float, factor_b: float, is_narrow: bool, low: int, high: int) -> Tensor:
-    """``clamp((a * Ma + b * Mb + 2**(n-1)) >> n)``; a negative factor subtracts."""
+    """``clamp((a * Ma + b * Mb + 2**(n-1)) >> n)``; a negative factor subtracts.
+
+    Bytes, of which the result has no more than 8 bits, give bytes.
+    """
+    if torch.int8 in (a.dtype, b.dtype):
+        return blockwise(lambda x, y: _sum_(x.float() * factor_a, y.float(), factor_b, low, high).to(torch.int8), a, b)
     if not is_narrow:
         return blockwise(lambda x, y: _sum_(x.double() * factor_a, y, factor_b, low, high), a, b)
     return _sum_(a * factor_a, b, factor_b, low, high)
 
 
 def _sum_(left: Tensor, right: Tensor, factor: float, low: int, high: int) -> Tensor:
-    is_whole = left.shape == torch.broadcast_shapes(left.shape, right.shape)
+    is_whole = left.shape == right.shape or left.shape == torch.broadcast_shapes(left.shape, right.shape)
     total = left.add_(right, alpha=factor) if is_whole else torch.add(left, right, alpha=factor)
     return total.add_(0.5).floor_().float().clamp_(low, high)
 

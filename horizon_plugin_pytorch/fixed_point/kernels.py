@@ -87,11 +87,15 @@ class PackedConv:
         )  # fmt: skip
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of two int8 matrices, in int32."""
+def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """``a @ b`` of two int8 matrices, in int32.
+
+    Args:
+        out: memory for it.
+    """
     if a.shape[1] == 1:  # torch 2.13 gives numbers that were in the memory before
-        return a.int() * b.int()
-    return torch._int_mm(a, b)
+        return torch.mul(a.int(), b.int(), out=out)
+    return torch._int_mm(a, b, out=out)
 
 
 class Conv(Protocol):
@@ -201,8 +205,9 @@ def _wrong_products(kernels: Kernels, generator: torch.Generator) -> Iterator[st
     for (inputs, weights), (rows, length, columns) in itertools.product(_PATTERNS, _PRODUCTS):
         a = _FILLS[inputs]((rows, length), -128, 127, generator)
         b = _FILLS[weights]((columns, length), -128, 127, generator)
-        got = kernels.multiply(a.to(torch.int8), b.to(torch.int8).t())
-        if not torch.equal(got.double(), a.double() @ b.double().t()):
+        left, right = a.to(torch.int8), b.to(torch.int8).t()
+        exact = a.double() @ b.double().t()  # of columns, which lie in memory as such, and of rows
+        if not all(torch.equal(kernels.multiply(left, x).double(), exact) for x in (right, right.contiguous())):
             yield f"a product of {rows}x{length} by {length}x{columns} matrices, {inputs} by {weights}, has wrong sums"
 
 

@@ -63,8 +63,21 @@ class Scratch:
         return buffer[: shape.numel()].view(shape)
 
     def like(self, result: Tensor, name: str = "result") -> Tensor:
-        """Where to compute a piece of the result: its own memory, if that has no gaps."""
-        return result if result.is_contiguous() else self.take(name, result.shape)
+        """Where to compute a piece of the result: its own memory, if that has no gaps and no bytes."""
+        is_room = result.is_contiguous() and result.is_floating_point()
+        return result if is_room else self.take(name, result.shape)
+
+    def floats(self, x: Tensor) -> Tensor:
+        """Integers in float32; those that are bytes in other memory."""
+        return x if x.is_floating_point() else self.take("floats", x.shape).copy_(x)
+
+
+def _store(value: Tensor, low: int, high: int, out: Tensor) -> None:
+    """Round and limit a piece of the result, in the memory where it was computed or in that of bytes."""
+    if out.is_floating_point():
+        torch.clamp(value.round_(), low, high, out=out)
+    else:
+        out.copy_(value.round_().clamp_(low, high))
 
 
 @lru_cache
@@ -153,6 +166,8 @@ def normalize(
 ) -> Tensor:
     """``clamp(round((q - mean) * r * weight + bias))`` with ``r = gain / sqrt(variance + epsilon)`` for each group.
 
+    Bytes, of which the result has no more than 8 bits, give bytes.
+
     Args:
         dims: the axes of a group, counted from the front.
         weight, bias: float32, in output steps; they broadcast to `q`.
@@ -168,7 +183,7 @@ def normalize(
     is_folded = folds(q.dim(), dims, weight, bias, bits)
     scratch = Scratch(q.device)
     for piece in pieces(q, dims, 2 if bits <= 8 else 1):
-        x, y = piece.of(q), piece.of(out)
+        x, y = scratch.floats(piece.of(q)), piece.of(out)
         value = scratch.like(y)
         wide = x if bits <= 8 else scratch.take("wide", x.shape, torch.float64).copy_(x)
         total = exact_sums(wide, dims, 1 << (bits - 1)) if is_centred else None
@@ -187,7 +202,7 @@ def normalize(
             None if weight is None else piece.of(weight),
             None if bias is None else piece.of(bias),
         )
-        torch.clamp(value.round_(), low, high, out=y)
+        _store(value, low, high, y)
     return out
 
 
@@ -199,6 +214,11 @@ def _steps(x: Tensor, hidden: Tensor | None, dim: int, out: Tensor) -> Tensor:
     shown = x if hidden is None else x.masked_fill(hidden, LOWEST)
     torch.sub(shown.amax(dim, keepdim=True), x, out=out)
     return out if hidden is None else out.masked_fill_(hidden, 0.0)
+
+
+def _steps_of_bytes(x: Tensor, dim: int) -> Tensor:
+    """The same of bytes, as uint8: a difference of two of them is right modulo 256."""
+    return torch.sub(x.amax(dim, keepdim=True), x).view(torch.uint8)
 
 
 def _exponentials(steps: Tensor, hidden: Tensor | None, table: Tensor, scratch: Scratch, out: Tensor) -> Tensor:
@@ -228,22 +248,25 @@ def softmax(
 ) -> Tensor:
     """``clamp(round(e * r))`` with ``e = table[max(q) - q]`` and ``r = gain / sum(e)`` for each group.
 
+    Bytes, of which the result has no more than 8 bits and no position is left out, give bytes.
+
     Args:
         dim: the axis, counted from the front.
         hidden: True at positions that are left out; it broadcasts to `q`.
         table: integers for ``exp`` of 0, -1, -2, ... input steps.
         is_double: the sum can pass 2**24.
     """
-    shape = q.shape
+    shape, is_of_bytes = q.shape, q.dtype == torch.int8
     if hidden is None:
         q, dim = _as_groups(q, dim)
     out, scratch = torch.empty(q.shape, dtype=q.dtype, device=q.device), Scratch(q.device)
     for piece in pieces(q, [dim]):
         y, mask = piece.of(out), None if hidden is None else piece.of(hidden)
-        steps = _steps(piece.of(q), mask, dim, scratch.like(y))
-        entries = _exponentials(steps, mask, table, scratch, steps)
+        room = scratch.like(y)
+        steps = _steps_of_bytes(piece.of(q), dim) if is_of_bytes else _steps(piece.of(q), mask, dim, room)
+        entries = _exponentials(steps, mask, table, scratch, room)
         entries.mul_(_over(gain, _total(entries, dim, is_double)).float())
-        torch.clamp(entries.round_(), low, high, out=y)
+        _store(entries, low, high, y)
     return out.view(shape)
 
 

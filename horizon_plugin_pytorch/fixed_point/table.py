@@ -105,8 +105,8 @@ def lookup(q: Tensor, table: Tensor, offset: int) -> Tensor:
     return flat.as_strided(index.shape, index.stride())
 
 
-def lookup_bytes(values: Tensor, table: Table) -> Tensor | None:
-    """The same of int8 numbers by an 8-bit table with int8 values, many of them in pairs; None if they are not dense.
+def lookup_bytes(values: Tensor, table: Table) -> Tensor:
+    """The same of int8 numbers by an 8-bit table with int8 values, many of them in pairs.
 
     >>> negated = Table(-torch.arange(-127.0, 129.0), 0.0)
     >>> lookup_bytes(torch.tensor([-128, 0, 5], dtype=torch.int8), negated)
@@ -114,7 +114,7 @@ def lookup_bytes(values: Tensor, table: Table) -> Tensor | None:
     """
     is_dense = values.is_contiguous() or (values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last))
     if not is_dense:
-        return None
+        values = values.contiguous()
     flat = values.as_strided((values.numel(),), (1,))
     is_paired = len(flat) >= _FEW_BYTES and len(flat) % 2 == 0 and flat.storage_offset() % 2 == 0
     if is_paired:

@@ -131,10 +131,9 @@ class TransposedLayer:
         return taps.permute(0, 4, 6, 2, 1, 3, 5).flip(-1, -2).flatten(0, 3).contiguous()
 
     def _by_phase(self, values: Tensor) -> Tensor:
-        """One number for each output channel, for every phase of it."""
+        """One number for each output channel, for every phase of it; in memory, where kernels read them."""
         sh, sw = self._stride
-        by_group = values.reshape(self._groups, 1, -1)
-        return by_group.expand(-1, sh * sw, -1).reshape(-1)
+        return values.reshape(self._groups, 1, -1).repeat(1, sh * sw, 1).view(-1)
 
 
 def _pair(numbers: list[int], first: int) -> tuple[int, int]:

@@ -42,7 +42,8 @@ from horizon_plugin_pytorch.fixed_point.byte_shapes import (
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32
 
 _MOST_SUMS, _MOST_ROW_SUMS = 1 << 20, 1 << 19  # that a kernel gives at once: of a convolution, of a product
-_BLOCK = 1 << 16  # sums that are finished together: half a megabyte of float64
+_BLOCK = 1 << 18  # numbers in float64 that are worked on together: of sums, and of what is added to them
+_PRODUCT = 1 << 16  # sums of a product in float64 that are finished together: half a megabyte
 _TOP_BIT = -(1 << 15)
 
 
@@ -139,7 +140,7 @@ class WideLayer:
     def _images(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         weight = self._plan.weights[0].shape
         sizes = output_sizes(x.shape, weight, self._walk)
-        if min(sizes) <= 0 or (residual is not None and residual.shape != sizes):
+        if sizes is None or (residual is not None and residual.shape != sizes):
             return None
         if x.dtype != self._dtype:
             x = torch.empty(x.shape, dtype=self._dtype, memory_format=torch.channels_last).copy_(x)
@@ -184,12 +185,16 @@ class WideLayer:
         if rows.dtype != self._dtype:
             rows = torch.empty(rows.shape, dtype=self._dtype).copy_(rows)
         rows = rows.contiguous()
-        for part in slices(len(rows), max(_MOST_ROW_SUMS // max(matrix.shape), 1)):
-            if self._dtype == torch.int8:
-                sums = [kernels.multiply(rows[part], matrix)]
-            else:
-                signed = _low_and_high(rows[part], 128)
-                sums = [kernels.multiply(digit.view(torch.int8), matrix) for digit in signed]
+        step = min(max(_MOST_ROW_SUMS // max(matrix.shape), 1), len(rows))
+        # All parts have their sums in one memory: what is taken anew is seldom in the cache.
+        room = [torch.empty((step, matrix.shape[1]), dtype=torch.int32) for _ in self._ranges]
+        for part in slices(len(rows), step):
+            some = rows[part]
+            digits = [some] if self._dtype == torch.int8 else _low_and_high(some, 128)
+            sums = [
+                kernels.multiply(digit.view(torch.int8), matrix, into[: len(some)])
+                for digit, into in zip(digits, room, strict=True)
+            ]
             self._store(sums, None if residual is None else residual[part], out[part])
 
     def _double_rows(self, rows: Tensor, residual: Tensor | None, out: Tensor) -> None:
@@ -198,7 +203,7 @@ class WideLayer:
         if matrix is None:
             with torch.inference_mode(False), torch.no_grad():  # it outlives the call
                 matrix = self._doubles = _whole_weight(self._plan, 1).flatten(1).t().double()
-        for part in slices(len(rows), max(_BLOCK // max(matrix.shape), 1)):
+        for part in slices(len(rows), max(_PRODUCT // max(matrix.shape), 1)):
             acc = torch.mm(rows[part].double(), matrix)
             self._finish.write(acc, None if residual is None else residual[part], out[part])
 
@@ -209,18 +214,25 @@ class WideLayer:
             return
         if self._is_joined:
             sums = [sums[0].add_(sums[1], alpha=256)]
-        rows, step = len(out), max(_BLOCK // out.shape[1], 1)
-        acc = torch.empty((min(step, rows), out.shape[1]), dtype=torch.float64)
-        other = torch.empty_like(acc) if len(sums) > 1 else acc
-        added = itertools.repeat(None) if residual is None else residual.split(step)
-        for block, term, *parts in zip(out.split(step), added, *(x.split(step) for x in sums), strict=False):
-            if rows < step:  # the last ones
-                acc, other = acc[:rows], other[:rows]
-            rows -= step
-            acc.copy_(parts[0])  # of the low byte, or the only one
-            for weight, part in zip(weights[1:], parts[1:], strict=False):
-                acc.add_(other.copy_(part), alpha=weight)
-            self._finish.write(acc, term, block)
+        rows, columns = out.shape
+        step = min(max(_BLOCK // (len(sums) * columns), 1), rows)
+        room = [torch.empty((step, columns), dtype=torch.float64) for _ in sums[:2]]  # of a sum, and of what is added
+        if step == rows:
+            self._store_block(sums, weights, residual, out, room)
+            return
+        for block in slices(rows, step):
+            term = None if residual is None else residual[block]
+            self._store_block([x[block] for x in sums], weights, term, out[block], room)
+
+    def _store_block(
+        self, sums: list[Tensor], weights: list[int], residual: Tensor | None, out: Tensor, room: list[Tensor]
+    ) -> None:
+        """The same for a block, in room for at least as many rows."""
+        acc, other = (x[: out.shape[0]] for x in (room[0], room[-1]))
+        acc.copy_(sums[0])  # of the low byte, or the only one
+        for weight, part in zip(weights[1:], sums[1:], strict=False):
+            acc.add_(other.copy_(part), alpha=weight)
+        self._finish.write(acc, residual, out)
 
     def _is_finished(self, sums: list[Tensor], weights: list[int], residual: Tensor | None, out: Tensor) -> bool:
         """Has a compiled pass done it?"""

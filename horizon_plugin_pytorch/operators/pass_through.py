@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.function_handlers import described, handle
 from horizon_plugin_pytorch.operators import casts as casts  # it registers handlers
@@ -138,9 +139,20 @@ def _max_pool(func: Callable, args: tuple, kwargs: dict) -> Any:
     is_trained = torch.is_grad_enabled() and x.requires_grad
     if isinstance(x, QTensor) and not is_recorded() and (pooled := _pooled_bytes(x, args, kwargs)) is not None:
         return pooled
-    if is_in_file:
-        return keep_scale(func, args, kwargs)
-    return keep_scale(trained_max_pool2d if is_trained else max_pool2d, args, kwargs)
+    pooled = keep_scale(func if is_in_file else trained_max_pool2d if is_trained else max_pool2d, args, kwargs)
+    if not is_recorded() and _pair(_POOLING(*args, **kwargs)["dilation"]) != (1, 1):
+        _require_pixels(func, x, pooled[0] if isinstance(pooled, tuple) else pooled)
+    return pooled
+
+
+def _require_pixels(func: Callable, x: QTensor, pooled: QTensor) -> None:
+    """Refuse windows that step over the whole image."""
+    if bool((pooled.plain() == -math.inf).any()):
+        raise OperatorInputError(
+            f"{described(func)} has windows that read nothing but padding, where float gives -inf, for which no "
+            f"integer stands: on an image of {tuple(x.shape[-2:])} pixels its dilation steps over all of them. Use "
+            "less dilation or padding, or a larger image."
+        )
 
 
 _FOLD = arguments_by_name("input, output_size, kernel_size, dilation=1, padding=0, stride=1")

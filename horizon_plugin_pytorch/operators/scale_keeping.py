@@ -14,8 +14,19 @@ from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.function_handlers import calling_line, described, name_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.torch_functions import SHAPED_LIKE, STAYING, plain_tensors
+from horizon_plugin_pytorch.untraced import is_recorded
 
 _WARNED: set[tuple] = set()
+# What only shows a tensor otherwise, or copies it where its memory does not allow that: the same on bytes.
+_VIEWS = frozenset(
+    getattr(owner, name)
+    for name in (
+        "reshape flatten unflatten ravel view permute transpose swapaxes swapdims movedim moveaxis t squeeze unsqueeze "
+        "select narrow unbind chunk split split_with_sizes tensor_split contiguous __getitem__"
+    ).split()
+    for owner in (torch, Tensor)
+    if hasattr(owner, name)
+)
 
 
 def warn_beyond(func: Callable, x: QTensor, value: float) -> None:
@@ -66,6 +77,11 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
             "use the method of FloatFunctional that has this name, or `prepare_qat_fx`, which does."
         )
 
+    if x.has_bytes and func in _VIEWS and not is_recorded():
+        shown = _shown_bytes(func, x, args, kwargs)
+        if shown is not None:
+            return shown
+
     def run(has_grid: bool) -> Any:
         def payload(v: Any) -> Any:
             if not isinstance(v, QTensor):
@@ -84,6 +100,22 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
         return _with_scale_of(x, out, grid)
     grids = [None] * len(out) if grid is None else grid
     return _as_parts([_with_scale_of(x, o, g) for o, g in zip(out, grids, strict=True)], out)
+
+
+def _shown_bytes(func: Callable, x: QTensor, args: tuple, kwargs: dict) -> Any:
+    """A view of integers that are here as bytes; None where it is to be made of float32 numbers."""
+    values, others = x.as_bytes(), [v for v in (*args, *kwargs.values()) if v is not x]
+    if any(isinstance(v, (torch.dtype, torch.memory_format, Tensor)) for v in others):
+        return None
+    if func is Tensor.contiguous and values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last):
+        return x  # images, whose float32 numbers are contiguous
+    try:
+        out = func(*(values if v is x else v for v in args), **{k: values if v is x else v for k, v in kwargs.items()})
+    except RuntimeError:  # `view` of images, whose float32 numbers are laid out otherwise
+        return None
+    if out is values:
+        return x
+    return x.with_bytes(out) if isinstance(out, Tensor) else _as_parts([x.with_bytes(part) for part in out], out)
 
 
 def _with_scale_of(x: QTensor, out: Tensor, grid: Tensor | None) -> Tensor:

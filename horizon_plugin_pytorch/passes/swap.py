@@ -400,7 +400,8 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
         if not remove_qconfig and "qconfig" in module.__dict__:
             quantized.__dict__["qconfig"] = module.qconfig
         source = module.__dict__.get("_source", module)  # of a table
-        quantized.__dict__["_fixed"] = FixedSettings.of(source, CONVERTED, free=_OURS)
+        # A tensor may have the name of a setting: the scale of a QuantStub.
+        quantized.__dict__["_fixed"] = FixedSettings.of(source, CONVERTED, free={*_OURS, *quantized._buffers})
         keep_reads(quantized, module)
         names = [name for name, x in module._parameters.items() if x is not None]
         list_parameters(quantized, [name for name in names if hasattr(quantized, name)])

@@ -115,9 +115,10 @@ class Cache:
         entry = self._entry
         if entry is not None and _are_equal(entry[1], facts) and _match(entry[0], sources):
             return entry[2]
-        copies = tuple([_Copy(t, self._is_exact) for t in sources])  # before: another thread may write meanwhile
+        copies = tuple([_Copy(t, self._is_exact) for t in sources])
         value = lasting(build)
-        self._entry = (copies, facts, value)
+        if _match(copies, sources):  # another thread may have written meanwhile, and may write back what was there
+            self._entry = (copies, facts, value)
         return value
 
     _get_untraced = untraced(_get)

@@ -468,7 +468,11 @@ class ObserverBase(nn.Module):
             lowest, highest = self._extremes(smallest, largest)
         limits = NO_LIMITS
         if lowest < low or highest > high:
-            smallest, largest, limits = smallest.clamp(low, high), largest.clamp(low, high), (low, high)
+            limits = (low, high)
+            if self.is_per_channel or not low <= lowest <= high:
+                smallest = smallest.clamp(low, high)
+            if self.is_per_channel or not low <= highest <= high:
+                largest = largest.clamp(low, high)
             lowest, highest = min(max(lowest, low), high), min(max(highest, low), high)
         if lowest == highest and x.numel() > 1 and not (self.is_per_channel or self.may_be_constant):
             self._warn(
@@ -582,12 +586,8 @@ class ObserverBase(nn.Module):
 
     def calculate_scale(self) -> Tensor:
         """The scale that follows from the range."""
-        is_plain = self.half_range >= 1 and not self.pow_quantization
-        if is_plain and self.min_val.numel() == 1 and not is_asynchronous(self.min_val):
-            # The same numbers by Python, which is faster than six operators on one value.
-            low, high = self.min_val.item(), self.max_val.item()
-            most = -1.0 if math.isnan(low) or math.isnan(high) else max(-low, high)
-            value = max((most or 1.0) / self.half_range, _SMALLEST_SCALE) if most >= 0 else 1.0
+        value = self._one_scale()
+        if value is not None:
             return self.min_val.new_full(self.min_val.shape, value)
         largest = torch.maximum(self.min_val.neg(), self.max_val)  # min_val <= max_val, so this is the magnitude
         if not (is_asynchronous(largest) or self.pow_quantization) and largest.amin().item() > 0:
@@ -595,6 +595,25 @@ class ObserverBase(nn.Module):
         steps = torch.where(largest == 0, 1.0, largest) / self.half_range
         scale = torch.where(largest >= 0, steps, 1.0).clamp_(min=_SMALLEST_SCALE)
         return torch.exp2(torch.log2(scale).ceil()) if self.pow_quantization else scale
+
+    def store_scale(self, scale: Tensor, finest: float) -> bool:
+        """Write the scale, or one as large as `finest`, where that takes one operator; says whether it did."""
+        value = self._one_scale() if type(self).calculate_scale is ObserverBase.calculate_scale else None
+        if value is None or is_asynchronous(scale):
+            return False
+        scale.detach().fill_(max(value, finest))  # counted as a write to the scale, of which autograd knows nothing
+        return True
+
+    def _one_scale(self) -> float | None:
+        """The scale of a single range on the host, by Python, which is faster than six operators on one value."""
+        known, half = self._buffers, self.half_range
+        least, most = known["min_val"], known["max_val"]
+        assert least is not None and most is not None
+        if half < 1 or self.pow_quantization or least.numel() != 1 or is_asynchronous(least):
+            return None
+        low, high = least.item(), most.item()
+        end = -1.0 if math.isnan(low) or math.isnan(high) else max(-low, high)
+        return max((end or 1.0) / half, _SMALLEST_SCALE) if end >= 0 else 1.0
 
     def statistics(self) -> dict[str, Tensor]:
         """All that was learned so far, as tensors, to go on later."""

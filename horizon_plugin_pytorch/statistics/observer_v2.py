@@ -24,8 +24,9 @@ from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, Usable
 from horizon_plugin_pytorch.statistics.observer_names import make_like, named, range_methods
 from horizon_plugin_pytorch.statistics.processes import all_reduce
 from horizon_plugin_pytorch.statistics.row_ranges import best_ranges, least_error
-from horizon_plugin_pytorch.statistics.samples import MANY, Rows, each_of, rows_of
+from horizon_plugin_pytorch.statistics.samples import MANY, MORE, Rows, each_of, rows_of
 from horizon_plugin_pytorch.statistics.sketch import Sketch
+from horizon_plugin_pytorch.statistics.tail import Tail, reach_of, tail_of
 
 MIX_PERCENTILES = (99.0, 99.9, 99.95, 99.99, 99.995, 99.999, 100.0)
 
@@ -85,11 +86,19 @@ class SketchObserver(ObserverBase):
     def _look_at(self, usable: Usable) -> Any:
         if self.is_per_channel:
             return self._ends_by_channel(usable)
-        sketch = Sketch(self.min_val.device)
         known, self.__dict__["_rows"] = self._rows, None
         rows = known[1] if known is not None and known[0] is usable.values else None
-        sketch.update(usable.values, (float(usable.smallest), float(usable.largest)), usable.limits, rows, self._enough)
+        ends = usable.smallest.item(), usable.largest.item()
+        tail = self._tail(usable, ends, rows)
+        if tail is not None:
+            return tail
+        sketch = Sketch(self.min_val.device)
+        sketch.update(usable.values, ends, usable.limits, rows, self._enough)
         return sketch
+
+    def _tail(self, usable: Usable, ends: tuple[float, float], rows: Rows | None) -> Tail | None:
+        """The largest values of a large tensor, where these are all that the range depends on."""
+        return None
 
     def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if not self._has_rows(x):
@@ -110,17 +119,18 @@ class SketchObserver(ObserverBase):
     def _joined(self, first: Any, second: Any) -> Any:
         if self.is_per_channel:
             return torch.maximum(first, second)
-        first.merge(second)
-        return first
+        sketch = _sketch_of(first)
+        sketch.merge(_sketch_of(second))
+        return sketch
 
     def _measure(self, local: Any) -> tuple[Tensor, Tensor] | None:
         if self.is_per_channel:
             return self._measure_channels(local)
-        sketch = Sketch(self.min_val.device) if local is None else local
         if self._is_in_step:
             self._meet_others(self.min_val)
-            synchronize(sketch, f"`{self._name}`")
-        end = self._take(sketch) if sketch.total else None
+            local = Sketch(self.min_val.device) if local is None else _sketch_of(local)
+            synchronize(local, f"`{self._name}`")
+        end = self._take(local) if isinstance(local, Tail) or (local is not None and local.total) else None
         if end is None:
             return None
         self._meet_end(end)  # the one that it chooses: what it cuts off of a single tensor, it means to
@@ -131,7 +141,7 @@ class SketchObserver(ObserverBase):
         """The end of a range as the buffers have it; half a step beyond the largest number there is none."""
         return torch.full_like(self.max_val, min(end, torch.finfo(self.max_val.dtype).max))
 
-    def _take(self, sketch: Sketch) -> float | None:
+    def _take(self, sketch: Any) -> float | None:
         """The end of the range after this batch; None as long as there is none."""
         return self.choose(sketch)
 
@@ -147,6 +157,10 @@ class SketchObserver(ObserverBase):
             self._meet_others(own)
             value = _mean_over_processes(own, value is not None, f"`{self._name}`")
         return None if value is None else (-value, value)
+
+
+def _sketch_of(local: Sketch | Tail) -> Sketch:
+    return Sketch.of_tail(local) if isinstance(local, Tail) else local
 
 
 def _mean_over_processes(value: Tensor, counts: bool, who: str) -> Tensor | None:
@@ -191,7 +205,9 @@ def percentiles_by_channel(rows: Tensor, shares: Sequence[float]) -> Tensor:
 class PercentileObserver(SketchObserver):
     """The given percentile of the magnitudes in each batch, as a moving average.
 
-    The range ends at the lower edge of the bin in which the percentile falls, as the guides print it.
+    The range ends at the lower edge of the bin in which the percentile falls, as the guides print it. Where few of the
+    largest values decide, these are all that is looked at; then it is the percentile of all values, however large the
+    tensor.
 
     Args:
         percentile: share of magnitudes, in percent, that the scale must cover; 100 takes the largest magnitude.
@@ -215,11 +231,21 @@ class PercentileObserver(SketchObserver):
         require_whole("PercentileObserver", "bins", bins, 2)
         self.percentile, self.bins = percentile, bins
 
-    def choose(self, sketch: Sketch) -> float:
+    def choose(self, sketch: Sketch | Tail) -> float:
         if self.percentile == 100:
             return sketch.largest
         share = sketch.percentile(self.percentile) / sketch.largest if sketch.largest else 0.0
         return sketch.largest * max(int(min(share, 1 - 0.5 / self.bins) * self.bins), 1) / self.bins
+
+    def _tail(self, usable: Usable, ends: tuple[float, float], rows: Rows | None) -> Tail | None:
+        x, cls = usable.values, type(self)
+        if cls.choose is not PercentileObserver.choose or cls._take is not SketchObserver._take:
+            return None  # a subclass may ask a sketch for more
+        each = each_of(x, self._enough)
+        if each == 1 or not x.is_contiguous():
+            return None
+        flat, reach = x.view(-1), reach_of(self.percentile, x.numel())
+        return tail_of(flat, ends, usable.limits, rows or rows_of(flat), each, reach)
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
         ends = percentiles_by_channel(rows, [self.percentile])
@@ -403,7 +429,7 @@ class HistogramObserver(CountingObserver):
     0.5
     """
 
-    _enough = MANY  # for any method, which may be chosen later
+    _enough = MORE  # for any method, which may be chosen later
     _settings = (*ObserverBase._settings, "method", "method_kwargs")
     _method_settings = None
 
@@ -482,7 +508,7 @@ class _ShareObserver(PercentileObserver):
         _require_percentile("HistogramObserver", percentile, 1)
         super().__init__(percentile * 100, **kwargs)
 
-    def choose(self, sketch: Sketch) -> float:
+    def choose(self, sketch: Sketch | Tail) -> float:
         return sketch.percentile(self.percentile)
 
 

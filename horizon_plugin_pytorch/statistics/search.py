@@ -19,12 +19,16 @@ from horizon_plugin_pytorch.statistics.bins import BINS, BITS, OCTAVES, PER_OCTA
 
 # Bins in a power of two that a search looks at first, then at the end of a range, and of what is clipped.
 _COARSE, _SMOOTH, _CLIPPED = 16, 512, 64
-_BLOCK = 64  # bins that are first looked at together
+# And below: about as wide as a step of int8, so that it matters little where on the grid a sample lies. Of fewer values
+# all are counted, and it does.
+_INSIDE, _MANY = 128, 1 << 16
 _FEW = 128  # different values that are looked at one by one
-_RATIO = 0.92  # of one range that a search looks at first to the next
-_RATIOS = _RATIO ** np.arange(56)
-_AROUND = np.arange(-8, 9)
-_HALF = 8  # so many of them are above a half
+_SOME = 1024  # so many may lie on a grid
+_NEAR_END, _MANY_THERE = 0.98, 0.01  # of the range, and of the values: the grid of a scale that meets these fits better
+# Ranges that a search looks at first, down to a half of the whole and from there on; and how far the best may be off.
+_RATIOS = np.concatenate([0.5 ** (np.arange(16) / 16), 0.5 * 0.92 ** np.arange(48)])
+_HALF = 16
+_OFF = 0.05, 0.08
 _NARROW = 1 << 31  # sums of fewer values fit 32 bits
 
 
@@ -59,16 +63,30 @@ class Counted(NamedTuple):
         return min(self.bin(value) >> BITS, OCTAVES - 1)
 
     @property
+    def different(self) -> int:
+        """How many different values there are, but for 0; those in a bin count as one."""
+        return int(np.count_nonzero(self.counts[1:]))
+
+    @property
     def has_few(self) -> bool:
         """Are there so few different values that each can be looked at?"""
-        if int(np.count_nonzero(self.counts.reshape(-1, _BLOCK).any(1))) > _FEW + 1:  # which takes less time
-            return False
-        return int(np.count_nonzero(self.counts[1:])) <= _FEW
+        return self.different <= _FEW
+
+    @property
+    def is_uneven(self) -> bool:
+        """Are there few different values, or many near the end, so that errors may go up and down in small steps?"""
+        if self.different <= _SOME:
+            return True
+        return int(self.counts[self.bin(_NEAR_END * self.largest) :].sum()) > _MANY_THERE * self.total
 
     @property
     def is_clamped(self) -> bool:
         """Are the smallest or the largest value common, so that errors go up and down with every step of the grid?"""
         return max(self.peaks) > max(1, 1e-4 * self.total)
+
+    def up_to(self) -> np.ndarray:
+        """How many values there are up to the end of each bin."""
+        return self.counts.cumsum(dtype=np.int32 if self.total < _NARROW else np.int64)
 
     def between_ends(self) -> np.ndarray:
         """The counts without those of the smallest and the largest value."""
@@ -97,24 +115,12 @@ def percentiles(counted: Counted, shares: Sequence[float]) -> list[float]:
     if compiled is not None:
         found = [compiled.reach(counted.counts, count) for count in wanted]
     else:
-        below = counted.counts.reshape(-1, _BLOCK).sum(1, dtype=np.int64).cumsum()
-        found = [_reach(counted.counts, below, count) for count in wanted]
+        found = counted.up_to().searchsorted(wanted).tolist()
     largest = counted.largest
     return [
         largest if share >= 100 else min(_middle(counted.first, index), largest)
         for share, index in zip(shares, found, strict=True)
     ]
-
-
-def _reach(counts: np.ndarray, below: np.ndarray, wanted: int) -> int:
-    """The first bin up to which there are so many; `below` are the sums up to the ends of blocks."""
-    block = int(below.searchsorted(wanted))
-    if block == len(below):
-        return len(counts)
-    begin = block * _BLOCK
-    before = int(below[block - 1]) if block else 0
-    inside = counts[begin : begin + _BLOCK].cumsum(dtype=np.int64)
-    return begin + int(inside.searchsorted(wanted - before))
 
 
 def _middle(first: int, index: int) -> float:
@@ -129,7 +135,8 @@ def squared_errors(counted: Counted, scales: np.ndarray, low: int, high: int) ->
     if not counted.largest:
         return np.zeros_like(scales)
     octaves = counted.octave(float(scales.min()) * high), counted.octave(float(scales.max()) * high)
-    most = PER_OCTAVE if counted.is_clamped or counted.has_few else _SMOOTH
+    is_jagged = counted.is_clamped or counted.has_few
+    most = PER_OCTAVE if is_jagged else _SMOOTH
     with np.errstate(all="ignore"):  # at the ends of what float32 can hold, widths are 0
         found = _spread(counted, counted.between_ends(), low, high, octaves, most).errors(scales)
         return found + _errors_of(counted.at_ends(low, high), scales)
@@ -138,10 +145,11 @@ def squared_errors(counted: Counted, scales: np.ndarray, low: int, high: int) ->
 def best_scale(counted: Counted, low: int, high: int, stride: int = 1) -> float:
     """The scale with the least squared error.
 
-    First ranges in a ratio of 0.92, from the one that clips nothing, and those around the best of them on a coarse
-    histogram, then its neighbourhood on a fine one; with a `stride` every such share of a hundred. Of a tensor that is
-    clamped, or has few different values, errors go up and down with every step of the grid: all hundred shares are
-    looked at, and between them many more.
+    First ranges in a ratio of 0.96, from the one that clips nothing, on a coarse histogram, then the neighbourhood of
+    the best on a fine one, where the parabola through the three best says which it is; with a `stride` every such share
+    of a hundred. Where values may lie on a grid, or many lie near the end, errors go up and down in small steps, and
+    the neighbourhood of the best is looked at once more. Of a tensor that is clamped, or has few different values, they
+    do so with every step of the grid: all hundred shares are looked at, and between them many more.
     """
     if not counted.largest:
         return 0.0
@@ -174,14 +182,31 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
     if len(narrow) > 1 and (spread is None or not error < spread.clipped(float(narrow[0]))):
         other, less = best(narrow, spread)
         found = other if less < error else found
-    reach = whole * stride / 100
-    if not is_even:  # between the one before and the one after
-        reach = found * (1 - _RATIO) / 8
-        found = best(np.minimum(found + _AROUND * reach, whole), spread)[0]
+    reach = whole * stride / 100 if is_even else found * _OFF[int(found < wide[-1])]
     lowest, highest = max(found - reach, reach / 8), min(found + reach, whole)
-    near = lowest + _steps(30 if is_jagged else 20) * (highest - lowest)
     octave = counted.octave(found * high)
-    return best(near, None if few else _spread(counted, counts, low, high, (octave, octave), _SMOOTH))[0]
+    if is_even:
+        near = lowest + _steps(30 if is_jagged else 20) * (highest - lowest)
+        return best(near, None if few else _spread(counted, counts, low, high, (octave, octave), _SMOOTH))[0]
+    is_uneven = counted.is_uneven
+    inside = _SMOOTH if is_uneven or counted.total < _MANY else _INSIDE
+    fine = _spread(counted, counts, low, high, (octave, octave), _SMOOTH, inside)
+    near = lowest + _steps(24 if is_uneven else 12) * (highest - lowest)
+    errors = fine.errors(near)
+    if not is_uneven:
+        return _lowest_point(near, errors)
+    found, step = float(near[errors.argmin()]), float(near[1] - near[0])
+    return best(np.minimum(found + (2 * _steps(12) - 1) * step, whole), fine)[0]
+
+
+def _lowest_point(scales: np.ndarray, errors: np.ndarray) -> float:
+    """Where the parabola through the least error and those beside it is lowest; scales are equally far apart."""
+    place = int(errors.argmin())
+    if not 0 < place < len(scales) - 1:
+        return float(scales[place])
+    before, here, after = errors[place - 1 : place + 2].tolist()
+    bend = before - 2 * here + after
+    return float(scales[place]) + float(scales[1] - scales[0]) * (before - after) / (2 * bend if bend > 0 else math.inf)
 
 
 def _few(counted: Counted, counts: np.ndarray, low: int, high: int) -> np.ndarray:
@@ -229,9 +254,9 @@ class Spread(NamedTuple):
         return found * (scales * scales * scales) / len(self.limits)
 
     def clipped(self, scale: float) -> float:
-        """The part of the error beyond the range: of smaller scales it is larger."""
-        beyond = np.maximum(np.subtract.outer(self.edges, np.multiply(self.limits, scale)), 0)
-        return float((self._falls() @ (beyond * beyond * beyond)).mean() / 3)
+        """The least that the values beyond the range lose: of smaller scales it is more."""
+        beyond = np.maximum(self.edges[:-1] - scale * self.limits[-1], 0)
+        return float(np.einsum("i,i,i", self.sums, beyond, beyond))
 
     def _falls(self) -> np.ndarray:
         """A sum over bins of density * (integral at the upper edge - integral at the lower edge), by edges."""
@@ -247,6 +272,7 @@ def _spread(
     high: int,
     octaves: tuple[int, int] | None = None,
     most: int = PER_OCTAVE,
+    inside: int | None = None,
 ) -> Spread:
     """The values in larger bins.
 
@@ -254,8 +280,9 @@ def _spread(
         counts: of the bins.
         octaves: the powers of two, counted from the lowest, in which the ranges end. Without, few bins are looked at.
         most: bins in such a power of two.
+        inside: bins that have the width of those below; None for as many.
     """
-    begins, all_edges, lasts = _some_edges(counted.first, octaves, most)
+    begins, all_edges, lasts = _some_edges(counted.first, octaves, most, inside or most)
     size = bisect_left(lasts, counted.bin(counted.largest)) + 1  # up to the one that has the largest
     sums = np.add.reduceat(counts, begins, dtype=None if counted.total < _NARROW else np.int64)[:size]
     # Where there are both signs, half of what is clipped is so at `high`, and half at `low`.
@@ -341,12 +368,13 @@ def _times_log(x: np.ndarray) -> np.ndarray:
 
 def linear(counted: Counted, bins: int) -> np.ndarray:
     """Counts in bins of equal width from 0 to the largest magnitude, in float64."""
-    below = np.zeros(BINS + 1, dtype=np.int64)
-    np.cumsum(counted.counts, out=below[1:])
-    borders = np.arange(bins + 1) * (counted.largest / bins)
+    below = counted.up_to()
+    borders = np.arange(1, bins) * (counted.largest / bins)
     places = _middles(counted.first).searchsorted(borders)
-    places[0], places[-1] = 0, BINS
-    return np.diff(below[places]).astype(np.float64)
+    up_to = np.zeros(bins + 1)
+    up_to[1:-1] = below[places - 1] * (places > 0)
+    up_to[-1] = below[-1]
+    return np.diff(up_to)
 
 
 @lru_cache(maxsize=64)
@@ -385,19 +413,24 @@ def _steps(count: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _some_edges(first: int, octaves: tuple[int, int] | None, most: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
+def _some_edges(
+    first: int, octaves: tuple[int, int] | None, most: int, inside: int
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """The first ones of the bins that are taken together, the edges, and the last ones as a list.
 
     Args:
         octaves: the first and the last in which there are `most` bins. Of the powers of two below there are fewer and
             fewer, so that all are equally wide; above, where everything is clipped, some. Without, few.
+        inside: bins that such a power of two would have if they were as wide as those below.
     """
     lowest, highest = octaves or (0, 0)
 
     def bins(octave: int) -> int:
         if octaves is None:
             return _COARSE
-        return _CLIPPED if octave > highest else max(most >> max(lowest - octave, 0), 1)
+        if octave >= lowest:
+            return _CLIPPED if octave > highest else most
+        return max(inside >> (lowest - octave), 1)
 
     steps = [PER_OCTAVE // bins(octave) for octave in range(OCTAVES)]
     begins = np.concatenate([np.arange(o << BITS, (o + 1) << BITS, step) for o, step in enumerate(steps)])

@@ -3,7 +3,7 @@
 The upper bits of a floating-point number are its place in a histogram whose bins are evenly spread within each power
 of two: no bin edges to choose, no second pass when the data grow, and two histograms of different data add up. Counting
 costs about as much as five copies of the tensor, so that of a large one a sample is counted, and all of its largest
-values (`samples.py`); choosing a scale looks at the histogram only.
+values (`samples.py`); choosing a scale looks at the histogram only. A high percentile needs none (`tail.py`).
 """
 
 from __future__ import annotations
@@ -22,20 +22,29 @@ from horizon_plugin_pytorch.statistics import bins, search
 from horizon_plugin_pytorch.statistics.bins import BINS, SHIFT, exponent, first_bin
 from horizon_plugin_pytorch.statistics.samples import (
     CLAMPED,
+    Large,
     Rows,
+    are_clamped,
     array_of,
     each_of,
     large_values,
     largest_rows,
+    magnitudes_of,
     places_of,
     rows_of,
+    rows_that_reach,
+    sample_array,
     sample_of,
     sample_size,
 )
+from horizon_plugin_pytorch.statistics.tail import Tail
 
+Known = tuple[tuple[np.ndarray, int], ...]  # large values, and how many each stands for
 _FULL = 1 << 30  # counts are 32 bits wide
 _AT_ONCE, _TURNS = 1 << 22, 16
 _ROUNDED = 1 + 2.0**-7  # no type rounds a number by more
+_KNOWN, _KNOWN_OF_SAMPLE = 512, 16  # values of which all are counted, about; and those of the sample among them
+_NEAR_TOP = 1 << 12  # bins in which they are
 _SMALL = 1 << 12  # values of which those at the ends are always counted
 
 
@@ -51,7 +60,8 @@ class Sketch:
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
-        self.counts = torch.zeros(BINS, dtype=torch.int32, device=device)
+        self._counts: Tensor | None = None  # made when somebody asks, as mostly a tensor's are the first to be there
+        self._device = device
         self.top = 0  # exponent, with its bias, of the highest power of two that is counted
         self.ends = (0.0, 0.0)  # smallest and largest value, or 0
         self.peaks = (0, 0)  # how many values are exactly these: of a clamped tensor many, and they cost what they cost
@@ -63,6 +73,31 @@ class Sketch:
         sketch = cls(x.device)
         sketch.update(x)
         return sketch
+
+    @classmethod
+    def of_tail(cls, tail: Tail) -> Sketch:
+        """The sketch of a tensor of which the largest values are known, and a sample."""
+        sketch = cls()
+        sketch._widen(tail.ends)
+        counts, peaks_of = sketch._counted_values(tail.sample, tail.ends, tail.limits, tail.each)
+        border = sketch._bin(tail.least) + 1
+        known = tail.values[np.abs(tail.values) >= bins.edge(sketch._first + border)]
+        found, sketch.peaks, sketch.total = sketch._with_known(
+            counts, peaks_of, ((known, 1),), border, tail.ends, len(tail.sample), tail.each
+        )
+        sketch.counts = torch.from_numpy(found)
+        return sketch
+
+    @property
+    def counts(self) -> Tensor:
+        """How many values are in each bin, int32."""
+        if self._counts is None:
+            self._counts = torch.zeros(BINS, dtype=torch.int32, device=self._device)
+        return self._counts
+
+    @counts.setter
+    def counts(self, counts: Tensor) -> None:
+        self._counts = counts
 
     @property
     def largest(self) -> float:
@@ -124,7 +159,7 @@ class Sketch:
         size = sample_size(x.numel(), each)
         if compiled is not None and is_countable(x):
             counted = torch.zeros(BINS, dtype=torch.int32)
-            found = compiled.count(x, places_of(x.numel(), each), SHIFT, self._first, ends, limits, counted)
+            found = compiled.count(x, places_of(x.numel(), each), each, SHIFT, self._first, ends, limits, counted)
             in_bins = counted.numpy()
 
             def compiled_peaks() -> tuple[int, int]:
@@ -132,8 +167,12 @@ class Sketch:
                 return found[0] * low, found[1] * high
 
             return in_bins, compiled_peaks
-        x = sample_of(x, each)
-        values = array_of(x) if x.is_cpu else x
+        return self._counted_values(sample_array(x, each) if x.is_cpu else sample_of(x, each), ends, limits, each)
+
+    def _counted_values(
+        self, values: np.ndarray | Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int
+    ) -> tuple[np.ndarray | Tensor, Callable[[], tuple[int, int]]]:
+        """`_counted` of a sample that is taken."""
         counts: np.ndarray | Tensor
         if isinstance(values, np.ndarray):
             counts = self._count(values, ends, limits, each)
@@ -141,7 +180,7 @@ class Sketch:
             counts = self._count_on_device(values, limits)
 
         def peaks() -> tuple[int, int]:  # before clamping values may lie beyond the ends, too
-            low, high = self._may_peak(ends, counts, size)
+            low, high = self._may_peak(ends, counts, len(values))
             return (
                 int((values <= ends[0]).sum()) * each if low else 0,
                 int((values >= ends[1]).sum()) * each if high else 0,
@@ -153,17 +192,43 @@ class Sketch:
         self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int, rows: Rows
     ) -> tuple[np.ndarray, tuple[int, int], int]:
         """Counts and peaks of a sample and of the largest values, and for how many values they stand."""
-        large = largest_rows(rows, x.numel(), limits, each)
+        magnitudes = magnitudes_of(rows, x.numel(), limits)
+        large: Large | None = None
+        if not are_clamped(magnitudes, max(-ends[0], ends[1])):
+            counts, peaks_of = self._counted(x, ends, limits, each)
+            assert isinstance(counts, np.ndarray)
+            least = self._reached(counts, max(_KNOWN, _KNOWN_OF_SAMPLE * each))
+            large = None if least is None else rows_that_reach(magnitudes, least)
+            large = large or largest_rows(magnitudes, each)
         if large is None:
             each = each_of(x, CLAMPED)  # how many are clamped is known by the sample alone
-        counts, peaks_of = self._counted(x, ends, limits, each)
-        assert isinstance(counts, np.ndarray)  # samples are taken on the host alone
-        size = sample_size(x.numel(), each)
-        total, border = size * each, BINS
-        known: tuple[tuple[np.ndarray, int], ...] = ()
+            counts, peaks_of = self._counted(x, ends, limits, each)
+        size, border = sample_size(x.numel(), each), BINS
+        known: Known = ()
         if large is not None:  # from this bin on all values lie in these rows
             border = self._bin(large.least) + 1
             known = large_values(x, large, limits, bins.edge(self._first + border))
+        return self._with_known(counts, peaks_of, known, border, ends, size, each)
+
+    def _with_known(
+        self,
+        counts: np.ndarray | Tensor,
+        peaks_of: Callable[[], tuple[int, int]],
+        known: Known,
+        border: int,
+        ends: tuple[float, float],
+        size: int,
+        each: int,
+    ) -> tuple[np.ndarray, tuple[int, int], int]:
+        """Counts and peaks of a sample with those of values that are known, and for how many values they stand.
+
+        Args:
+            counts, peaks_of: those of the sample, of so many values (`size`), of which each stands for others (`each`).
+            known: the values from the bin `border` on.
+        """
+        assert isinstance(counts, np.ndarray)  # samples are taken on the host alone
+        total = size * each
+        if known:
             total += self._count_large(known, counts[border:])
         is_known = [self._bin(abs(end)) >= border for end in ends]
         peaks = (0, 0) if all(is_known[i] or not ends[i] for i in (0, 1)) else peaks_of()
@@ -182,7 +247,7 @@ class Sketch:
                 total += 1
         return counts, peaks, total
 
-    def _count_large(self, known: tuple[tuple[np.ndarray, int], ...], above: np.ndarray) -> int:
+    def _count_large(self, known: Known, above: np.ndarray) -> int:
         """Put the counts of the largest values, and how many each stands for, into the highest bins.
 
         Returns:
@@ -197,7 +262,14 @@ class Sketch:
                 keys -= first
                 found = _bincount(keys, len(above))
                 above += (found if times == 1 else found * times).astype(np.int32)
-        return int(above.sum()) - before
+        return sum(times * len(values) for values, times in known) - before
+
+    def _reached(self, counts: np.ndarray, wanted: int) -> float | None:
+        """The magnitude that about so many values reach, where these are neither too far apart nor all in one bin."""
+        top = self._bin(self.largest)
+        from_top = counts[max(top - _NEAR_TOP + 1, 0) : top + 1][::-1].cumsum()
+        place = int(from_top.searchsorted(wanted))
+        return bins.edge(self._first + top - place) if 0 < place < len(from_top) else None
 
     def _may_peak(self, ends: tuple[float, float], counts: np.ndarray | Tensor, size: int) -> tuple[bool, bool]:
         """Are there more values near an end than beside it? To count those at the end costs half of what all does.
@@ -242,8 +314,8 @@ class Sketch:
         keys -= self._first - _TURNS
         np.maximum(keys, _turns(len(keys)), out=keys)
         found = _bincount(keys, _TURNS + BINS)
-        counts = np.empty(BINS, dtype=np.int32)
-        np.multiply(found[_TURNS:], each, out=counts, casting="unsafe")
+        counts = found[_TURNS:].astype(np.int32)
+        counts *= each
         counts[0] += int(found[:_TURNS].sum()) * each
         return counts
 
@@ -299,7 +371,8 @@ class Sketch:
         """Make room for more data."""
         self.ends = (min(self.ends[0], ends[0]), max(self.ends[1], ends[1]))
         top = exponent(self.ends)
-        self.counts = self._moved(top)
+        if self.total and top != self.top:
+            self.counts = self._moved(top)
         self.top = top
 
     def _bin(self, value: float) -> int:

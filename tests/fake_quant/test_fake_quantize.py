@@ -21,7 +21,11 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import FakeQuantize, FakeQuantState, QuantStub, convert_fx, set_fake_quantize
 from horizon_plugin_pytorch.quantization.fake_quantize import LoadedScale
 from horizon_plugin_pytorch.quantization.learnable_fake_quantize import LearnableFakeQuantize
-from horizon_plugin_pytorch.quantization.observer import FixedScaleObserver, MovingAveragePerChannelMinMaxObserver
+from horizon_plugin_pytorch.quantization.observer import (
+    FixedScaleObserver,
+    MinMaxObserver,
+    MovingAveragePerChannelMinMaxObserver,
+)
 from tests.routes import prepared
 from tests.strategies import formats
 
@@ -532,3 +536,26 @@ def test_a_frozen_range_keeps_a_scale_that_was_given() -> None:
     quantizer.set_qparams(0.5)
     quantizer(torch.tensor([1.0]))
     assert float(quantizer.scale) == 0.5
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 3.0), (0.0, 0.0), (-1e-30, 1e-30), (2.0, -2.0)])
+@pytest.mark.parametrize("finest", [0.0, 0.5])
+@pytest.mark.parametrize("settings", [{}, {"unclipped": True}, {"pow_quantization": True}], ids=str)
+def test_a_scale_that_is_written_at_once_is_that_of_the_observer(low, high, finest, settings) -> None:
+    fq = FakeQuantize(**settings)
+    fq.finest_scale = finest
+    fq.activation_post_process.set_range(torch.tensor([low]), torch.tensor([high]))
+    before = fq.scale._version
+    fq.refresh_scale()
+    assert torch.equal(fq.scale, fq.activation_post_process.calculate_scale().clamp(min=finest))
+    assert fq.scale._version > before and fq.scale.shape == (1,)
+
+
+def test_an_observer_may_have_a_scale_of_its_own() -> None:
+    class Own(MinMaxObserver):
+        def calculate_scale(self) -> torch.Tensor:
+            return self.max_val / 4
+
+    fq = FakeQuantize(observer=Own)
+    fq(torch.tensor([-1.0, 2.0]))
+    assert fq.scale.tolist() == [0.5]

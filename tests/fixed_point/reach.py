@@ -1,12 +1,16 @@
-"""What the tests of integer kernels let a machine be, and what they need of it."""
+"""What the tests of integer kernels let a machine be, what they need of it, and how often they run on kernels."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.fixed_point import kernels
-from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Reach, disproof
+from horizon_plugin_pytorch.fixed_point.kernels import Kernels, PackedConv, Reach, disproof
 
 needs_kernels = pytest.mark.skipif(
     bool(disproof(Kernels(), Reach.SEVEN_BITS)), reason="the kernels of this machine are not exact, or torch has none"
@@ -32,3 +36,21 @@ def with_all_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_choice", kernels._Choice())
     monkeypatch.setattr(kernels._choice, "_found", {(disproof, Reach.BYTES): ""})
     fp.use_integer_kernels(True)
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often kernels run from here on, by kind; those of proofs do not count."""
+    kernels.proved_reach(), kernels.are_kernels_rounding()
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
+        def count_and_run(*args: Any) -> Any:
+            calls[name] += 1
+            return run(*args)
+
+        return count_and_run
+
+    monkeypatch.setattr(PackedConv, "__call__", counted("sums", PackedConv.__call__))
+    monkeypatch.setattr(PackedConv, "rounded", counted("rounded", PackedConv.rounded))
+    monkeypatch.setattr(kernels, "multiply", counted("products", kernels.multiply))
+    return calls

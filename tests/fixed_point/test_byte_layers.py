@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.fixed_point import byte_convs, kernels
+from horizon_plugin_pytorch.fixed_point import byte_convs, byte_layers, byte_products, kernels, wide_layers
 from horizon_plugin_pytorch.fixed_point.byte_convs import is_on_kernels
 from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk
 from tests.fixed_point.reach import needs_all_bytes, needs_kernels, with_all_bytes
@@ -39,6 +39,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("limit", [127, 32767], ids=["int8", "int16"])
 def test_weights_of_linear_layers_become_bytes_at_once(limit: int) -> None:
     """A layer whose input has a new scale at every step, as in training, makes them at every step."""
+    fp.use_integer_kernels(True)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(-127, 128, (64, 512), generator=generator).float()
     scale, ends = torch.full((64,), 1e-4, dtype=torch.float64), (-limit - 1, limit)
@@ -63,6 +64,12 @@ LAYERS = {
 }
 
 
+def _same_size(weight: tuple[int, ...], groups: int) -> fp.Geometry | None:
+    """A convolution whose output is as large as its input; None for a linear layer."""
+    axes = len(weight) - 2
+    return fp.Geometry([1] * axes, [weight[-1] // 2] * axes, [1] * axes, [0] * axes, groups, False) if axes else None
+
+
 @needs_kernels
 @pytest.mark.parametrize("kind", LAYERS)
 @pytest.mark.parametrize(
@@ -81,7 +88,7 @@ def test_kernels_that_requantize_give_the_integers_of_the_definition(
     facts = {"output_axis": 0, "groups": groups, "weight_bits": 8, "low": low, "high": high}
     plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([1.0]), input_range=(lowest, 127), **facts)
     axes = len(shape) - 2
-    walk = None if axes == 0 else fp.Geometry([1] * axes, [1] * axes, [1] * axes, [0] * axes, groups, False)
+    walk = _same_size(shape, groups)
     layer = fp.ByteLayer.of(plan, walk, (lowest, 127), 8)
     assert layer is not None
     if walk is None and not is_on_kernels((lowest, 127)):
@@ -152,7 +159,7 @@ def test_small_weights_take_the_routes_of_vnni_on_any_machine(
     if has_residual:
         facts |= {"residual_scale": torch.tensor([0.37]), "residual_bits": bits}
     plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([0.5]), input_range=(low, high), **facts)
-    walk = None if axes == 0 else fp.Geometry([1] * axes, [1] * axes, [1] * axes, [0] * axes, groups, False)
+    walk = _same_size(shape, groups)
     layer = fp.ByteLayer.of(plan, walk, (low, high), 8)
     assert layer is not None
     storage = torch.int8 if bits == 8 else torch.int16
@@ -179,6 +186,7 @@ TRANSPOSED = {  # weight, stride, padding, output padding, groups
     "gaps": ((6, 5, 2, 1), (3, 2), (0, 0), (1, 1), 1),
     "groups": ((12, 4, 3, 4), (2, 3), (1, 1), (1, 0), 3),
     "one axis": ((6, 5, 4), (2,), (1,), (1,), 1),
+    "one output": ((6, 1, 4, 4), (2, 2), (1, 1), (0, 0), 1),
 }
 
 
@@ -229,6 +237,49 @@ def test_groups_that_are_not_of_four_channels_run_on_float32(inputs: int, output
     assert torch.equal(sums.double(), F.conv2d(x.double(), weight.double(), groups=5))
 
 
+UNSUPPORTED = {  # weight, image, stride, padding, dilation, groups: oneDNN's kernels give other numbers, or crash
+    "padding alone, above": ((3, 1, 2, 2), (5, 5), (1, 1), (2, 0), (1, 1), 1),
+    "padding alone, beside": ((16, 16, 3, 3), (5, 5), (1, 1), (1, 3), (1, 1), 1),
+    "padding alone, pointwise": ((4, 4, 1, 1), (5, 5), (1, 1), (1, 1), (1, 1), 1),
+    "padding alone, depthwise": ((8, 1, 5, 5), (6, 6), (1, 1), (5, 5), (1, 1), 8),
+    "padding alone, one axis": ((16, 16, 3), (9,), (1,), (4,), (1,), 1),
+    "over the image": ((16, 16, 2, 2), (7, 1), (1, 1), (1, 1), (1, 2), 1),
+    "one column": ((16, 1, 3, 3), (9, 5), (1, 3), (1, 0), (1, 1), 1),
+}
+SUPPORTED = {
+    "padding as wide as the image": ((4, 4, 3, 3), (1, 1), (1, 1), (2, 2), (1, 1), 1),
+    "stride over the padding": ((4, 4, 1, 1), (6, 6), (2, 2), (0, 0), (1, 1), 1),
+    "wide dilation": ((4, 4, 3, 3), (5, 5), (1, 1), (4, 4), (4, 4), 1),
+    "over the image, not met": ((4, 4, 3, 3), (1, 1), (1, 1), (2, 2), (2, 2), 1),
+    "one column": ((16, 1, 3, 3), (9, 5), (2, 3), (0, 1), (1, 1), 1),
+    "one row of one column": ((16, 1, 3, 3), (3, 5), (1, 3), (0, 0), (1, 1), 1),
+}
+
+
+@needs_all_bytes
+@pytest.mark.parametrize("kind", [*UNSUPPORTED, *(f"{name}, supported" for name in SUPPORTED)])
+@pytest.mark.parametrize("bits", [8, 16])
+def test_what_the_kernels_do_not_compute_is_left_to_float32(bits: int, kind: str) -> None:
+    is_supported = kind.endswith(", supported")
+    shape, image, stride, padding, dilation, groups = (
+        SUPPORTED[kind.removesuffix(", supported")] if is_supported else UNSUPPORTED[kind]
+    )
+    generator = torch.Generator().manual_seed(bits)
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    weight = torch.randint(-127, 128, shape, generator=generator).float()
+    scale = torch.full((shape[0],), 1e-2 / (high >> 6), dtype=torch.float64)
+    facts = {"output_axis": 0, "groups": groups, "weight_bits": 8, "low": low, "high": high}
+    plan = fp.plan_accumulator(weight, None, scale, torch.tensor([0.05]), input_range=(low, high), **facts)
+    walk = fp.Geometry(list(stride), list(padding), list(dilation), [0] * len(stride), groups, False)
+    layer = fp.ByteLayer.of(plan, walk, (low, high), 8)
+    assert layer is not None
+    x = torch.randint(low, high + 1, (2, shape[1] * groups, *image), generator=generator).float()
+    for _ in range(3):  # the second makes what the third uses
+        out = layer(x, None)
+        assert (out is not None) == is_supported
+        assert out is None or torch.equal(out.float(), fp.conv(x, None, *fp.flatten(plan, walk)))
+
+
 def test_other_transposed_convolutions_have_no_kernel() -> None:
     weight, scale = torch.ones(3, 4, 3, 3), torch.full((4,), 1e-3, dtype=torch.float64)
     facts = {"output_axis": 1, "groups": 1, "weight_bits": 8, "low": -128, "high": 127, "input_range": (0, 127)}
@@ -277,7 +328,28 @@ def test_products_of_activations_are_those_of_the_definition(
     turned = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in small]
     for left, right in ((a, b), small, turned):
         out = fp.matmul_on_bytes(left, right, tuple(limits), *settings)
-        assert out is not None and torch.equal(out, expected)
+        assert out is not None and out.dtype == (torch.float32 if is_real else torch.int8)
+        assert torch.equal(out.float(), expected)
+
+
+@needs_all_bytes
+@pytest.mark.parametrize("limits", [(-128, 127), (0, 127), (-32768, 32767)], ids=str)
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_products_are_finished_some_at_a_time(
+    at_once: int, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of heads as attention has them: views of one tensor, one of them with other axes last."""
+    fp.use_integer_kernels(True)
+    monkeypatch.setattr(byte_products, "_GROUP", at_once * 50 * 50)
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.randint(-128, 128, (3, 50, 3, 2, 64), generator=generator).to(torch.int8)
+    parts[0, :, :, 0] = -128
+    query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
+    ends, factor = ((-128, 127), (-128, 127)), torch.tensor([2.0**-11 / 3])
+    for left, right in ((query, key.transpose(-2, -1)), (key.transpose(-2, -1), value), (query, value[:1].mT)):
+        out = fp.matmul_on_bytes(left, right, ends, factor, False, *limits, False)
+        assert out is not None and out.dtype == (torch.int16 if limits[1] > 127 else torch.int8)
+        assert torch.equal(out.float(), fp.matmul(left.float(), right.float(), factor, False, *limits, False))
 
 
 def test_small_products_are_left_to_float32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,3 +405,57 @@ def test_pointwise_layers_of_two_bytes(outputs: int, inputs: int, stride: int, l
     for given in (x, x.short(), x.short().contiguous(memory_format=torch.channels_last)):
         out = layer(given, None if residual is None else residual.short())
         assert out is not None and torch.equal(out.float(), expected)
+
+
+@needs_all_bytes
+@pytest.mark.parametrize("has_residual", [False, True], ids=["plain", "residual"])
+@pytest.mark.parametrize("block", [1, 600, 1 << 18])
+@pytest.mark.parametrize("kind", ["dense", "depthwise", "pointwise", "linear"])
+def test_int16_layers_do_not_depend_on_the_size_of_blocks(
+    kind: str, block: int, has_residual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last block is smaller than the others, and all of them write to the same memory."""
+    fp.use_integer_kernels(True)
+    monkeypatch.setattr(wide_layers, "_BLOCK", block)
+    monkeypatch.setattr(wide_layers, "_MOST_ROW_SUMS", 5 * block)
+    shape, groups = LAYERS[kind]
+    generator = torch.Generator().manual_seed(0)
+    limits = (-(1 << 15), (1 << 15) - 1)
+    weight = torch.randint(-128, 128, shape, generator=generator).float()
+    facts = {"output_axis": 0, "groups": groups, "weight_bits": 8, "low": limits[0], "high": limits[1]}
+    if has_residual:
+        facts |= {"residual_bits": 16, "residual_scale": torch.tensor([0.3])}
+    scale = torch.rand(shape[0], generator=generator, dtype=torch.float64).mul_(1e-3).add_(1e-4)
+    plan = fp.plan_accumulator(weight, scale * 7, scale, torch.tensor([0.5]), input_range=limits, **facts)
+    walk = None if kind == "linear" else fp.Geometry([1, 1], [0, 0], [1, 1], [0, 0], groups, False)
+    layer = fp.ByteLayer.of(plan, walk, limits, 8)
+    assert isinstance(layer, fp.WideLayer)
+    size = (37, shape[1]) if walk is None else (3, shape[1] * groups, 9, 7)
+    x = torch.randint(limits[0], limits[1] + 1, size, generator=generator).float()
+    x[0] = limits[0]
+    run = fp.linear if walk is None else fp.conv
+    constants = fp.flatten(plan) if walk is None else fp.flatten(plan, walk)
+    residual = torch.randint_like(run(x, None, *constants), *limits).short() if has_residual else None
+    expected = run(x, None if residual is None else residual.float(), *constants)
+    out = layer(x.short(), residual)
+    assert out is not None and torch.equal(out.float(), expected)
+
+
+@needs_all_bytes
+@pytest.mark.parametrize("rows", [1, 7, 8, 23])
+def test_rows_of_a_linear_layer_are_cut_evenly(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_layers, "_CHUNK", 7 * 64)
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randint(-128, 128, (40, 64), generator=generator).float()
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": -128, "high": 127}
+    scale = torch.rand(40, generator=generator, dtype=torch.float64).mul_(1e-3).add_(1e-4)
+    plan = fp.plan_accumulator(weight, scale * 9, scale, torch.tensor([0.5]), input_range=(-128, 127), **facts)
+    layer = fp.ByteLayer.of(plan, None, (-128, 127), 8)
+    assert isinstance(layer, fp.ByteLayer)
+    sizes: list[int] = []
+    sums_of = layer._sums_of_rows
+    monkeypatch.setattr(layer, "_sums_of_rows", lambda part: sizes.append(len(part)) or sums_of(part))
+    x = torch.randint(-128, 128, (rows, 64), generator=generator).to(torch.int8)
+    out = layer(x, None)  # the first time it does not look for a kernel that rounds
+    assert out is not None and torch.equal(out.float(), fp.linear(x.float(), None, *fp.flatten(plan)))
+    assert sum(sizes) == rows and max(sizes) - min(sizes) <= len(sizes)

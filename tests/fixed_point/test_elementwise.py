@@ -61,6 +61,20 @@ def test_add_is_exact_for_all_pairs_of_int8(ratio_a: float, ratio_b: float, limi
     reference.equal(fp.add(a, b, *factors, True, *limits), sum_reference(a, b, *factors, *limits))
 
 
+@pytest.mark.parametrize(("ratio_a", "ratio_b"), PAIRS)
+@pytest.mark.parametrize("limits", [INT8, (0, 127)])
+def test_add_of_bytes_is_exact_for_all_pairs(ratio_a: float, ratio_b: float, limits: tuple[int, int]) -> None:
+    a, b = torch.meshgrid(ALL_INT8, ALL_INT8, indexing="ij")
+    a, b = (x.repeat(3, 1, 1, 1).contiguous() for x in (a, b))  # more than a block
+    factors = fp.choose_sum_factors(ratio_a, ratio_b, True)
+    expected = sum_reference(a, b, *factors, *limits)
+    small = a.to(torch.int8), b.to(torch.int8)
+    for left, right in (small, (small[0], b), (a, small[1]), (small[0].mT.contiguous().mT, small[1])):
+        out = fp.add(left, right, *factors, True, *limits)
+        assert out.dtype == torch.int8
+        reference.equal(out.float(), expected)
+
+
 @pytest.mark.parametrize(("ratio_a", "ratio_b"), [(127.3, 128.7), (200.1, 55.499), (1.0, -254.9), (90.0001, 90.0002)])
 def test_add_to_int16_is_exact_for_all_pairs_of_int8(ratio_a: float, ratio_b: float) -> None:
     """Here large sums are not saturated, so every bit of them counts."""

@@ -7,7 +7,10 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +18,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
+from benchmarks.models import TransformerBlock
+from horizon_plugin_pytorch import compiled
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.byte_tensor import ByteTensor
+from horizon_plugin_pytorch.compiled import choice
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
+from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Reach, Walk, disproof, rounding_disproof
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor, byte_qtensor
 from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
@@ -33,7 +41,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from tests.fixed_point.reach import needs_kernels, pretend
+from tests.fixed_point.reach import needs_all_bytes, needs_kernels, pretend
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +92,7 @@ def paired_multiply(a: Tensor, b: Tensor) -> Tensor:
     length = a.shape[1] // 2 * 2
     terms = (a.int() + 128).unsqueeze(-1) * b.int()
     pairs = (terms[:, :length:2] + terms[:, 1:length:2]).clamp(-(1 << 15), (1 << 15) - 1)
-    return pairs.sum(1) + terms[:, length:].sum(1) - 128 * b.int().sum(0)
+    return (pairs.sum(1) + terms[:, length:].sum(1) - 128 * b.int().sum(0)).int()
 
 
 def paired_conv(only: Callable[[Walk, Tensor], bool]) -> Callable[..., StandIn]:
@@ -132,6 +140,16 @@ def test_a_requantization_in_other_steps_is_refused(steps: Steps) -> None:
     kernels = Kernels(functools.partial(exact_conv, steps=steps), exact_multiply)
     assert "is rounded otherwise" in rounding_disproof(kernels)
     assert disproof(kernels) == ""
+
+
+@pytest.mark.parametrize("wrong", ["rows", "columns"])
+def test_products_are_tried_with_matrices_in_rows_and_in_columns(wrong: str) -> None:
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        is_wrong = b.is_contiguous() if wrong == "rows" else b.t().is_contiguous()
+        return paired_multiply(a, b) if is_wrong else exact_multiply(a, b)
+
+    assert "has wrong sums" in kernels.products_disproof(Kernels(exact_conv, multiply))
+    assert "a product of" in disproof(Kernels(exact_conv, multiply))
 
 
 def test_a_kernel_that_cannot_requantize_still_sums() -> None:
@@ -216,6 +234,47 @@ def test_older_cpus_take_inputs_of_seven_bits_only() -> None:
     assert "other layers run on float32" in run.stdout and "has wrong sums" in run.stdout
 
 
+NEEDED = {  # the proofs that are tried, by what the machine's kernels are exact for
+    Reach.BYTES: [(disproof, Reach.BYTES), (rounding_disproof, Reach.BYTES)],
+    Reach.SEVEN_BITS: [(disproof, Reach.BYTES), (disproof, Reach.SEVEN_BITS), (rounding_disproof, Reach.SEVEN_BITS)],
+    Reach.NOTHING: [(disproof, Reach.BYTES), (disproof, Reach.SEVEN_BITS)],
+}
+
+
+def at_once(run: Callable[[], object]) -> list[object]:
+    """What eight threads get that run it at the same moment."""
+    barrier, found = threading.Barrier(8), []
+
+    def wait_and_run() -> None:
+        barrier.wait()
+        found.append(run())
+
+    threads = [threading.Thread(target=wait_and_run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("reach", NEEDED, ids=lambda reach: reach.name)
+def test_proofs_run_once_whichever_threads_ask_first(reach: Reach, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    order = list(Reach)
+
+    def take_a_while(proof: kernels.Proof, tried: Reach) -> str:
+        calls.append((proof, tried))
+        time.sleep(0.02)
+        return "" if order.index(tried) >= order.index(reach) else "wrong on purpose"
+
+    monkeypatch.setattr(kernels, "_choice", kernels._Choice())
+    monkeypatch.setattr(kernels, "_try", take_a_while)
+    fp.use_integer_kernels(True)
+    found = at_once(lambda: (kernels.kernel_reach(), fp.integer_kernels()))
+    assert calls == NEEDED[reach]
+    assert len(found) == 8 and set(found) == {(reach, fp.integer_kernels())}
+
+
 def test_a_machine_whose_kernels_are_never_exact_runs_on_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, Reach.NOTHING)
     fp.use_integer_kernels(True)
@@ -248,16 +307,44 @@ def test_the_package_tells_what_it_runs_on(monkeypatch: pytest.MonkeyPatch, caps
         assert part in said
 
 
-def test_only_one_file_knows_the_private_operators() -> None:
-    from pathlib import Path
+@pytest.mark.parametrize("variable", [kernels.VARIABLE, compiled.VARIABLE])
+def test_the_package_tells_which_variable_has_no_such_value(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    from horizon_plugin_pytorch.__main__ import main
 
+    for name in (kernels.VARIABLE, compiled.VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(choice, "_choice", choice._Choice())  # what was decided before does not count
+    monkeypatch.setenv(variable, "foo")
+    assert main() == 1
+    rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    rows = {name: said.strip() for name, said in rows.items()}
+    row, other = ("integer kernels", "compiled passes")[:: 1 if variable == kernels.VARIABLE else -1]
+    assert rows[row].startswith(f"The environment variable {variable} is 'foo': say 1 to ")
+    assert rows[other].startswith(("on: ", "off: ")) and "torch" in rows
+
+
+def test_the_command_ends_with_1_and_without_a_traceback() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "horizon_plugin_pytorch"],
+        env={**os.environ, kernels.VARIABLE: "foo", compiled.VARIABLE: "bar"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 1 and "Traceback" not in run.stderr
+    assert f"{kernels.VARIABLE} is 'foo'" in run.stdout and f"{compiled.VARIABLE} is 'bar'" in run.stdout
+
+
+PRIVATE = ("ops.onednn", "_int_mm", "ops.mkldnn", "ops.prepacked", "ops.quantized", "qconv", "qlinear")
+
+
+def test_only_one_file_knows_the_private_operators() -> None:
     root = Path(fp.__file__).parents[1]
-    found = {
-        path.name
-        for path in root.rglob("*.py")
-        if any(name in path.read_text() for name in ("ops.onednn", "_int_mm", "ops.quantized."))
-    }
-    assert found == {"kernels.py"}
+    files = [path for package in (root, root.parent / "horizon_plugin_profiler") for path in package.rglob("*.py")]
+    found = {path for path in files if any(name in path.read_text() for name in PRIVATE)}
+    assert found == {Path(kernels.__file__)}
+    assert {"kernels.py", "__main__.py", "model_profilerv2.py"} <= {path.name for path in files}
 
 
 class Net(nn.Module):
@@ -470,6 +557,101 @@ def test_joined_and_resized_images_stay_bytes(method: str) -> None:
         on_floats = [model(data).int_repr() for model in (quantized, qat)]
     assert seen[:2] == [(True, -128), (True, 0)]  # of the second, nothing is negative
     assert all(torch.equal(out, on_bytes[0]) for out in (*on_bytes, *on_floats))
+
+
+VIEWS = {
+    "reshape": lambda x: x.reshape(4, -1),
+    "flatten": lambda x: torch.flatten(x, 1),
+    "unflatten": lambda x: x.unflatten(1, (2, 2)),
+    "permute": lambda x: x.permute(0, 2, 3, 1),
+    "transpose": lambda x: x.transpose(-1, -2),
+    "movedim": lambda x: torch.movedim(x, 1, -1),
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "unsqueeze": lambda x: x.unsqueeze(1),
+    "select": lambda x: x.select(2, 1),
+    "narrow": lambda x: x.narrow(1, 1, 2),
+    "slice": lambda x: x[:, 1:, ..., ::2],
+    "last": lambda x: x[:, -1],
+    "new axis": lambda x: x[:, None],
+    "moved and contiguous": lambda x: x.flatten(2).transpose(1, 2).contiguous().view(2, -1),
+    "chunk": lambda x: x.chunk(2, 1)[1],
+    "split": lambda x: torch.split(x, 3, 1)[1],
+    "unbind": lambda x: x.unbind(1)[2],
+}
+VALUES = (torch.arange(-40, 40) * 3).to(torch.int8).reshape(2, 4, 5, 2)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["plain", "channels last"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_bytes_are_bytes(name: str, layout: torch.memory_format) -> None:
+    for is_integer in (True, False):
+        x = byte_qtensor(ByteTensor(VALUES.contiguous(memory_format=layout)), torch.tensor([0.5]), qint8)
+        x._is_integer = is_integer
+        x.set_range(-120, 117)
+        seen = VIEWS[name](x)
+        assert isinstance(seen, QTensor) and seen.has_bytes and x.has_bytes and seen.is_integer == is_integer
+        expected = VIEWS[name](VALUES.float())
+        assert seen.shape == expected.shape and seen.range == (-120, 117) and seen.q_scale().item() == 0.5
+        assert torch.equal(seen.as_grid(), expected) and torch.equal(seen.dequantize(), expected * 0.5)
+        assert torch.equal(x.as_grid(), VALUES.float())
+
+
+def test_images_of_bytes_can_be_viewed_as_in_float() -> None:
+    x = byte_qtensor(ByteTensor(VALUES.contiguous(memory_format=torch.channels_last)), torch.tensor([0.5]), qint8)
+    assert x.contiguous() is x and x.has_bytes
+    assert torch.equal(x.contiguous(memory_format=torch.channels_last).as_grid(), VALUES.float())
+    assert torch.equal(x.view(2, -1).as_grid(), VALUES.float().view(2, -1))
+    assert x.is_contiguous()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["plain", "channels last"])
+@pytest.mark.parametrize("first", ["base", "view", "neither"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_of_bytes_is_stale_after_a_write_to_its_base(name: str, first: str, layout: torch.memory_format) -> None:
+    """Also where the float32 numbers of one of them have memory of their own by then."""
+    if name == "moved and contiguous":  # a copy
+        return
+    x = byte_qtensor(ByteTensor(VALUES.contiguous(memory_format=layout)), torch.tensor([0.5]), qint8)
+    seen = VIEWS[name](x)
+    other = seen[..., :1] if first == "view" else seen
+    if first != "neither":
+        (x if first == "base" else seen).as_grid()
+    later = x[:1] if first == "base" else seen[..., :1]
+    x.relu_()
+    for stale in (seen, other, later):
+        with pytest.raises(UnsupportedOperatorError, match="was changed in place"):
+            stale.dequantize()
+
+
+@needs_all_bytes
+def test_a_transformer_hands_on_bytes() -> None:
+    """Behind the first layer, between layers, norms, products of activations and sums, nothing is float32."""
+    fp.use_integer_kernels(True)
+    set_march(March.NASH_M)
+    torch.manual_seed(0)
+    model = nn.Sequential(QuantStub(), TransformerBlock(64, 2), TransformerBlock(64, 2)).eval()
+    data = torch.randn(2, 100, 64)
+    qat = prepare_qat_fx(model, {"": get_default_qconfig()})
+    set_fake_quantize(qat, FakeQuantState.CALIBRATION)
+    qat(data)
+    set_fake_quantize(qat, FakeQuantState.VALIDATION)
+    quantized = convert_fx(qat)
+    seen: dict[str, bool] = {}
+
+    def note(module: nn.Module, inputs: tuple, out: Any) -> None:
+        if isinstance(module, QuantizedModule) and isinstance(out, QTensor):
+            seen[module.path] = out.has_bytes
+
+    with torch.no_grad():
+        hook = register_module_forward_hook(note)
+        try:
+            on_bytes = [quantized(data).int_repr()]
+        finally:
+            hook.remove()
+        on_bytes.append(qat(data).int_repr())
+        assert len(seen) > 10 and [path for path, has_bytes in seen.items() if not has_bytes] == ["0", "1.norm1"]
+        fp.use_integer_kernels(False)
+        assert all(torch.equal(m(data).int_repr(), out) for m, out in zip((quantized, qat), on_bytes, strict=True))
 
 
 def test_another_name_of_bytes_leaves_them_as_they_are() -> None:

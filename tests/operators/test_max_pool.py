@@ -9,7 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from horizon_plugin_pytorch.dtype import qint8
+from horizon_plugin_pytorch.errors import OperatorInputError
 from horizon_plugin_pytorch.operators.max_pool import max_pool2d, max_pool_bytes, trained_max_pool2d
+from horizon_plugin_pytorch.qtensor import QTensor, integer_qtensor
 
 SIZES = [1, 2, 3, 5, (2, 3), (5, 1), 7, [3], (6, 2)]
 STRIDES: list[Any] = [None, 1, 2, 3, (1, 2), [2, 1]]
@@ -88,3 +91,14 @@ def test_with_gradient_errors_and_second_derivatives_are_those_of_torch() -> Non
         (first,) = torch.autograd.grad((pool(x, 3, 2, 1) ** 2).sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), x)
         assert float(second.sum()) == 2 * 16 * 9
+
+
+@pytest.mark.parametrize("is_integer", [True, False])
+def test_windows_of_padding_alone_are_refused(is_integer: bool) -> None:
+    image = torch.tensor([[[[3.0]]]])
+    x = integer_qtensor(image, torch.ones(1), qint8) if is_integer else QTensor(image, torch.ones(1), qint8)
+    with pytest.raises(OperatorInputError, match=r"windows that read nothing but padding.*image of \(1, 1\) pixels"):
+        F.max_pool2d(x, 2, 1, 1, 2)
+    larger = torch.arange(16.0).reshape(1, 1, 4, 4)
+    pooled = F.max_pool2d(QTensor(larger, torch.ones(1), qint8), 2, 1, 1, 2)
+    assert torch.equal(pooled.dequantize(), F.max_pool2d(larger, 2, 1, 1, 2))

@@ -121,6 +121,28 @@ def test_a_tensor_that_is_cut_into_pieces_gives_what_each_row_gives(dim: int, mo
     assert float(whole[1][hidden.expand_as(q)].abs().max()) == 0
 
 
+@pytest.mark.parametrize("piece", [30, 1 << 18])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_bytes_give_the_same_integers_in_bytes(dim: int, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups with both ends of the range among them, of one value, and of views."""
+    monkeypatch.setattr(normalization, "_PIECE", piece)
+    q = _integers((7, 9, 11), 8, 1)
+    q[0], q[:, 0], q[..., 0] = -128, 127, -128
+    q[1], q[:, 1], q[..., 1] = 5, -128, 127
+    table, weight = exp_table(torch.tensor([0.03]), qint8), torch.rand(11)
+    small = q.to(torch.int8)
+    for form in (small, small.mT.contiguous().mT, small.repeat(1, 1, 2)[..., :11]):
+        for name, run in {
+            "softmax": lambda x: fp.softmax(x, dim, None, table, 127.0, False, -128, 127),
+            "softmax in float64": lambda x: fp.softmax(x, dim, None, table, 127.0, True, 0, 127),
+            "steps": lambda x: fp.normalize(x, [dim], weight, weight, 20.0, 0.1, True, 8, -128, 127),
+            "folded": lambda x: fp.normalize(x, [dim], None, None, 20.0, 0.0, True, 8, -128, 127),
+            "mean of squares": lambda x: fp.normalize(x, [dim], weight, None, 20.0, 0.1, False, 8, -128, 127),
+        }.items():
+            found = run(form)
+            assert found.dtype == torch.int8 and torch.equal(found.float(), run(q)), name
+
+
 def test_softmax_of_a_group_without_positions_is_zero() -> None:
     q = _integers((2, 5), 8, 1)
     table = exp_table(torch.tensor([0.03]), qint8)

@@ -127,6 +127,13 @@ def test_what_is_written_while_a_value_is_made_is_seen() -> None:
     assert cache.get((x,), lambda: float(x.sum())) == 0
 
 
+def test_what_is_written_while_a_value_is_made_and_taken_back_later_is_seen() -> None:
+    x, cache = torch.ones(3), Cache()
+    cache.get((x,), lambda: float(x.mul_(2).sum()))
+    x.fill_(1)
+    assert cache.get((x,), lambda: float(x.sum())) == 3
+
+
 def test_threads_that_read_and_forget_never_see_half_a_value() -> None:
     sources = [(torch.full((50,), float(i)), torch.full((3,), float(i))) for i in range(3)]
     cache, failed = Cache(), []

@@ -80,3 +80,42 @@ def test_large_tensors_are_counted_inside_a_transform() -> None:
     run(x)
     torch.func.grad(run)(x)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("lowest", [0.31, 0.5, 0.77])
+def test_a_parabola_says_where_the_error_is_least(lowest: float) -> None:
+    scales = np.linspace(0.0, 1.0, 13)
+    assert search._lowest_point(scales, 3 * (scales - lowest) ** 2 + 1) == pytest.approx(lowest)
+
+
+def test_without_a_parabola_the_best_of_the_scales_is_taken() -> None:
+    scales = np.linspace(1.0, 2.0, 5)
+    assert search._lowest_point(scales, np.array([0.0, 1, 2, 3, 4])) == 1.0
+    assert search._lowest_point(scales, np.array([4.0, 3, 2, 1, 0])) == 2.0
+    assert search._lowest_point(scales, np.zeros(5)) == 1.0
+    assert search._lowest_point(scales, np.array([2.0, 1, 1, 2, 3])) == pytest.approx(1.375)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_uneven"),
+    [("normal", False), ("relu", False), ("laplace", False), ("tanh", True), ("sigmoid", True), ("pixels", True)],
+)
+def test_errors_go_up_and_down_where_values_lie_on_a_grid_or_near_the_end(name: str, is_uneven: bool) -> None:
+    torch.manual_seed(0)
+    assert Sketch.of(noise(name)).counted().is_uneven == is_uneven
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_percentiles_are_reached_where_sums_of_counts_do(name: str) -> None:
+    torch.manual_seed(0)
+    sketch = Sketch.of(noise(name))
+    below = sketch.counts.cumsum(0).tolist()
+    for share in (1.0, 50.0, 99.0, 99.99):
+        place = next(i for i, count in enumerate(below) if count >= share / 100 * sketch.total)
+        assert sketch.percentile(share) == min(search._middle(sketch._first, place), sketch.largest)
+
+
+def test_sums_of_very_many_values_fit() -> None:
+    sketch = Sketch.of(torch.tensor([0.5, 1.0, 2.0]))
+    sketch.replace(sketch.counts * (2**30 - 1), sketch.ends, 3 * (2**30 - 1), (0, 2**30 - 1))
+    assert sketch.percentile(90.0) == 2.0 and sketch.linear(4).tolist() == [0, 2**30 - 1, 2**30 - 1, 2**30 - 1]

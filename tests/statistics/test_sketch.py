@@ -374,14 +374,29 @@ def test_what_is_no_number_is_left_out_of_a_large_tensor_too(value: float) -> No
     assert torch.equal(found.max_val, wanted.max_val)
 
 
-def test_a_sample_is_in_step_with_neither_rows_nor_channels() -> None:
-    for shape in ((8, 64, 64, 64), (32, 1024, 96), (4, 96, 112, 112), (3, 1000, 1000)):
-        for axis in range(1, len(shape)):
-            place = [-1 if a == axis else 1 for a in range(len(shape))]
-            x = (torch.arange(shape[axis]) % 8 + 1.0).reshape(place).expand(shape)
-            taken = sample_of(x.reshape(-1), each_of(x))
-            counts = torch.stack([(taken == value).sum() for value in range(1, 9)])
-            assert counts.min() > 0.8 * counts.max(), (shape, axis)
+@pytest.mark.parametrize("shape", [
+    (8, 64, 64, 64), (32, 1024, 96), (4, 96, 112, 112), (3, 1000, 1000), (22, 1024, 48), (64, 512, 7, 7),
+    (16, 197, 384), (64, 56, 56, 24),
+])  # fmt: skip
+def test_a_sample_is_in_step_with_neither_rows_nor_channels(shape) -> None:
+    for axis in range(1, len(shape)):
+        place, count = [-1 if a == axis else 1 for a in range(len(shape))], shape[axis]
+        parts = min(count, 8)
+        for kinds in (torch.arange(count) % parts, torch.arange(count) * parts // count):
+            x = kinds.float().reshape(place).expand(shape)
+            taken = sample_of(x.reshape(-1), each_of(x)).long().bincount(minlength=parts) / kinds.bincount()
+            assert taken.min() > 0.8 * taken.max(), axis
+
+
+def test_places_of_samples_lie_in_the_tensor() -> None:
+    for size in (98_304, 98_305, 100_000, 163_839, 1_000_003, 33 * 32_768 + 7):
+        for enough in (None, samples.MANY):
+            x = torch.arange(size)
+            each = each_of(x, enough)
+            taken = sample_of(x, each)
+            assert len(taken) == samples.sample_size(size, each) == len(taken.unique())
+            assert taken[0] < size / 50 and taken[-1] > size * 0.98
+            assert len(taken) * each == pytest.approx(size, rel=1e-3)
 
 
 @pytest.mark.parametrize("limits", [(-math.inf, math.inf), (0.0, 6.0), (-1.0, 2.0), (-math.inf, 0.5)])
@@ -406,3 +421,26 @@ def test_of_a_sparse_sample_more_of_the_large_values_are_counted(monkeypatch) ->
                     patch.setattr(samples, "_NEXT_ROWS", 0)
                 deviations[has_more].append(abs(Sketch.of(x).percentile(99.99) / wanted - 1))
     assert max(deviations[True]) < 0.01 < max(deviations[False])
+
+
+def test_of_large_values_that_lie_together_few_rows_are_looked_at(monkeypatch) -> None:
+    """Those of one channel, and all that are as large: about five hundred, whatever else its rows hold."""
+    looked_at: list[int] = []
+    find = samples.rows_that_reach
+
+    def finding(magnitudes, least, *args):
+        found = find(magnitudes, least, *args)
+        looked_at.append(len(found.places))
+        return found
+
+    monkeypatch.setattr("horizon_plugin_pytorch.statistics.sketch.rows_that_reach", finding)
+    x = torch.randn(32, 24, 1000, generator=torch.Generator().manual_seed(0))
+    x[:, 5] *= 20
+    sampled = Sketch.of(x)
+    monkeypatch.setattr(samples, "_ENOUGH", 1 << 30)
+    whole = Sketch.of(x)
+    known = int(torch.searchsorted(whole.counts.flip(0).cumsum(0), 200)) + 1
+    assert torch.equal(sampled.counts[-known:], whole.counts[-known:])
+    assert 4 <= looked_at[0] <= 32 * 5  # of 3000
+    errors = [squared_error(x, sketch.best_scale(-128, 127), -128, 127) for sketch in (sampled, whole)]
+    assert errors[0] < 1.01 * errors[1]

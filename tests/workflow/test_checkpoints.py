@@ -515,3 +515,13 @@ def test_a_checkpoint_of_another_format_gives_scales_that_fit() -> None:
         wide.load_state_dict(calibrated.state_dict())
     narrow_scale = calibrated.module.activation_post_process.scale
     torch.testing.assert_close(wide.module.activation_post_process.scale, narrow_scale * 127.5 / 32767.5)
+
+
+def test_a_converted_model_takes_the_tensors_of_a_checkpoint_themselves() -> None:
+    x, other = torch.randn(2, 4, 6, 6), torch.randn(2, 4, 6, 6) * 3
+    quantized, wanted = (convert_fx(prepared(QuantWrapper(nn.Conv2d(4, 4, 1)), (data,))) for data in (x, other))
+    quantized(x)
+    state = wanted.state_dict()
+    quantized.load_state_dict(state, assign=True)
+    assert quantized.quant.scale is state["quant.scale"]
+    assert torch.equal(quantized(other), wanted(other))

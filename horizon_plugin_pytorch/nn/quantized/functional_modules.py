@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import AccumulatorWarning, OperatorInputError, QuantizationWarning, warn
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, size_of
+from horizon_plugin_pytorch.nn.quantized.small import bytes_of
 from horizon_plugin_pytorch.plain_values import plain_value
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.located import located, take_stubs
@@ -187,7 +188,9 @@ class QFunctional(QuantizedModule):
             return fp.choose_sum_factors(float(self.ratio(x.scale)), alpha * float(self.ratio(y.scale)), is_narrow)
 
         factors = self._plans.get((x, y), ("add", alpha), plan)
-        return self.output(fp.add(x.plain(), y.plain(), *factors, is_narrow, low, self.high))
+        has_bytes = is_narrow and any(bytes_of(v, self.out_dtype) is not None for v in (x, y))
+        left, right = (v.as_bytes() if has_bytes else v.plain() for v in (x, y))
+        return self.output(fp.add(left, right, *factors, is_narrow, low, self.high))
 
     def _warn_no_effect(self, x: QTensor, y: QTensor, alpha: float) -> None:
         """Say that an operand of a sum changes nothing."""
@@ -305,9 +308,7 @@ class QFunctional(QuantizedModule):
         values = values.contiguous(memory_format=layout)
         if self.has_output_grid(x):
             return values
-        found = fp.lookup_bytes(values, self._plans.get((x,), "requantized bytes", lambda: self._byte_table(x)))
-        assert found is not None
-        return found
+        return fp.lookup_bytes(values, self._plans.get((x,), "requantized bytes", lambda: self._byte_table(x)))
 
     def _byte_table(self, x: QTensor) -> fp.Table:
         """For every byte of an input the one at the output's scale."""
@@ -412,7 +413,15 @@ class QFunctional(QuantizedModule):
                 )
             ),
         )
-        return self.output(fp.affine(x.plain(), factor, shift, -1, low, self.high))
+        values = bytes_of(x, self.out_dtype)
+        if values is None:
+            return self.output(fp.affine(x.plain(), factor, shift, -1, low, self.high))
+        table = self._plans.get(
+            (x,),
+            ("bytes of affine", scale, offset, low),
+            lambda: fp.Table(fp.affine(torch.arange(-128.0, 128.0), factor, shift, -1, low, self.high), 0.0),
+        )
+        return self.output(fp.lookup_bytes(values, table))
 
     @located
     def add_scalar(self, x: Any, y: float) -> QTensor:

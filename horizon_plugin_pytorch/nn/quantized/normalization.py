@@ -11,6 +11,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.quantized.small import bytes_of
 from horizon_plugin_pytorch.qtensor import QTensor
 
 
@@ -102,7 +103,8 @@ class Normalization(QuantizedModule):
         x = self.quantized_input(x)
         shape = tuple(x.shape)
         groups, plan = self._plans.get((x,), shape, lambda: self._made(x, shape))
-        values = x.plain().reshape(groups.view)
+        values = bytes_of(x, self.out_dtype)
+        values = (x.plain() if values is None else values).reshape(groups.view)
         out = fp.normalize(values, groups.dims, *plan, self.is_centred, x.dtype.bits, self.low, self.high)
         return self.output(out.reshape(shape))
 

@@ -6,15 +6,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType
 from horizon_plugin_pytorch.errors import ConversionError, TableWarning
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.quantized.small import bytes_of
 from horizon_plugin_pytorch.qtensor import QTensor
-from horizon_plugin_pytorch.untraced import is_recorded
 
 _NUDGES = (0, 1, -1, 2, -2, 4, -4, 8, -8)
 MOST_STEPS = 2.0  # a table that is further from its function than this deserves a warning
@@ -89,11 +88,8 @@ class SegmentLUT(QuantizedModule):
 
     def _on_bytes(self, x: QTensor, table: fp.Table) -> Tensor | None:
         """What the table gives for bytes; None if the input is not here as bytes, or there would be none of them."""
-        bits = 8 if self.out_dtype is None else self.out_dtype.bits
-        if not x.has_bytes or len(table.values) > 1 << 8 or bits > 8 or is_recorded() or not fp.are_kernels_used():
-            return None
-        values = x.as_bytes()
-        return fp.lookup_bytes(values, table) if values.dtype == torch.int8 else None
+        values = bytes_of(x, self.out_dtype) if len(table.values) <= 1 << 8 else None
+        return None if values is None else fp.lookup_bytes(values, table)
 
     def extra_repr(self) -> str:
         error = "" if self._met is None else f", table_error={self.table_error():.2f} steps"

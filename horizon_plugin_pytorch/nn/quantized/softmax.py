@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.dtype import QuantDType, qint16
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.nn.quantized.segment_lut import SegmentLUT
+from horizon_plugin_pytorch.nn.quantized.small import bytes_of
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.untraced import as_number
 
@@ -43,17 +44,25 @@ def exp_table(scale: Tensor, dtype: QuantDType) -> Tensor:
 class Softmax(QuantizedModule):
     """``exp(x - max) / sum(exp(x - max))`` on integers."""
 
+    takes_bytes: ClassVar[bool] = True
+
     def configure(self, mod: Any) -> None:
         self.dim: int | None = mod.dim
         self.is_negated: bool = mod.is_negated
 
     def forward(self, x: QTensor, hidden: Tensor | None = None) -> QTensor:
         x = self.quantized_input(x)
-        values = x.plain() if x.dim() else x.plain().reshape(1)
+        values = self._integers(x, hidden) if x.dim() else x.plain().reshape(1)
         values = values.neg() if self.is_negated else values
         dim = softmax_axis(self.dim, x.dim())
         table = self._plans.get((x,), "table", lambda: exp_table(x.scale, x.dtype).to(x.device))
         return self.output(self.compute(values, dim, hidden, table, x).reshape(x.shape), *self.range())
+
+    def _integers(self, x: QTensor, hidden: Tensor | None) -> Tensor:
+        """The input's integers, in bytes where it can take them so."""
+        takes_bytes = self.takes_bytes and hidden is None and not self.is_negated
+        values = bytes_of(x, self.out_dtype) if takes_bytes else None
+        return x.plain() if values is None else values
 
     def range(self) -> tuple[int, int]:
         """No weight is negative: products with the weights are planned by that."""
@@ -68,6 +77,8 @@ class Softmax(QuantizedModule):
 
 class LogSoftmax(Softmax):
     """``x - max - log(sum(exp(x - max)))`` on integers."""
+
+    takes_bytes = False
 
     def range(self) -> tuple[int, int]:
         return self.low, min(self.high, 0)
