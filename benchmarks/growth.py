@@ -4,7 +4,11 @@ Each curve is processor time on one thread. The networks are chains of small con
 number of modules; for batch and resolution the network stays and the data grow. A curve is straight if its cost is
 proportional to the work: the last column of the table is the exponent, the slope of a line through the points of a
 picture with logarithmic axes. What other jobs do to a processor's caches moves it; ``--calls`` counts calls of
-functions instead, which nothing moves, so that a square shows in networks of a few hundred modules.
+functions instead, which nothing moves, so that a square shows in networks of a few hundred modules. It counts some
+verbs more than the picture has; its exponent is that between the two largest networks, which tells more of growth:
+
+    python -m benchmarks.growth --calls                            every verb, of 100, 200 and 400 modules
+    python -m benchmarks.growth --calls --verbs record_program --depths 50 100
 
 Points are kept in a file as they are found: ``--panels`` and ``--verbs`` measure some of them, and the picture has all.
 """
@@ -12,9 +16,11 @@ Points are kept in a file as they are found: ``--panels`` and ``--verbs`` measur
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import cProfile
 import functools
+import io
 import json
 import math
 import multiprocessing
@@ -51,14 +57,18 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
     weight_reconstruction,
 )
+from horizon_plugin_pytorch.utils.check_model import check_qat_model
+from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx
 
 Curve = list[tuple[int, float]]
 Panels = dict[str, dict[str, Curve]]
 Keep = Callable[[str, int, float], None]  # is told what was measured, at which size, and its cost
 PICTURE = Path(__file__).parent.parent / "docs" / "growth.svg"
 KEPT = OUT / "growth.json"
-COLORS = ("#1f6fb4", "#d95f02", "#2ca25f", "#7b3294", "#c51b7d", "#666666", "#8c5109", "#111111")
+COLORS = ("#1f6fb4", "#d95f02", "#2ca25f", "#7b3294", "#c51b7d", "#666666", "#8c5109", "#111111", "#e6ab02")
 ACROSS = 2  # panels beside each other
+LARGEST = {"auto_calibrate by running": 1000}  # modules; twice as many would take about five minutes
+DEPTHS, COUNTED_DEPTHS = (50, 100, 200, 500, 1000, 2000), (100, 200, 400)
 
 
 def chain(depth: int) -> nn.Module:
@@ -93,6 +103,12 @@ def prepared(net: nn.Module) -> nn.Module:
     return prepare_qat_fx(net, {"": get_default_qconfig(activation_observer="mse")})
 
 
+def prepared_by_running(net: nn.Module, example: Tensor, observer: str = "min_max") -> nn.Module:
+    """By running: the model keeps its own forward."""
+    qconfigs = {"": get_default_qconfig(activation_observer=observer)}
+    return prepare(net, (example,), qconfig_dict=qconfigs, out_dir=None)
+
+
 def calibrated(net: nn.Module) -> nn.Module:
     """Ready for the methods."""
     model = prepared(net)
@@ -100,15 +116,17 @@ def calibrated(net: nn.Module) -> nn.Module:
     return model
 
 
-def verbs(depth: int) -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]:
+Verbs = dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]
+
+
+def verbs(depth: int) -> Verbs:
     """What is done with a chain of so many modules: what it takes, which is not measured, and what is."""
     net, data, steps = chain(depth), images(), {"num_steps": 5}
-    qconfigs = {"": get_default_qconfig()}
+    observers = {"observer_list": ("min_max", "mse")}
     ready = functools.cache(lambda: calibrated(net))
-    quantized = functools.cache(lambda: convert_fx(copy.deepcopy(ready())))
     return {
         "prepare_qat_fx": (lambda: net, prepared),
-        "prepare by running": (lambda: net, lambda m: prepare(m, (data[0],), qconfig_dict=qconfigs, out_dir=None)),
+        "prepare by running": (lambda: net, lambda m: prepared_by_running(m, data[0])),
         "calibrate": (lambda: prepared(net), lambda m: calibrate(m, data, progress=False)),
         "weight_reconstruction": (
             lambda: copy.deepcopy(ready()),
@@ -116,10 +134,55 @@ def verbs(depth: int) -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any]
         ),
         "correct_bias": (lambda: copy.deepcopy(ready()), lambda m: correct_bias(m, data)),
         "convert_fx": (lambda: copy.deepcopy(ready()), convert_fx),
-        "record_program": (quantized, lambda m: record_program(m, data[0])),
-        "auto_calibrate": (
-            lambda: prepared(net),
-            lambda m: auto_calibrate(m, data, observer_list=("min_max", "mse")),
+        "record_program": (lambda: convert_fx(copy.deepcopy(ready())), lambda m: record_program(m, data[0])),
+        "auto_calibrate": (lambda: prepared(net), lambda m: auto_calibrate(m, data, **observers)),
+        "auto_calibrate by running": (
+            lambda: prepared_by_running(net, data[0], "mse"),
+            lambda m: auto_calibrate(m, data, **observers),
+        ),
+    }
+
+
+def counted_verbs(depth: int) -> Verbs:
+    """Those of the picture, and some that are too short for a clock. Forwards are later ones, which have their plans.
+
+    Every model is made anew, so that no figure depends on which other verbs are counted.
+    """
+    data = images()
+    ready = functools.cache(lambda: calibrated(chain(depth)))
+
+    def validating() -> nn.Module:
+        model = copy.deepcopy(ready()).eval()
+        set_fake_quantize(model, FakeQuantState.VALIDATION)
+        return model
+
+    @torch.no_grad()
+    def warm(model: nn.Module) -> nn.Module:
+        for _ in range(2):  # the second run of a layer finds what later ones use
+            model(data[0])
+        return model
+
+    def checked(model: nn.Module) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            check_qat_model(model, data[0], save_results=False)
+
+    forward = torch.no_grad()(lambda m: m(data[0]))
+    return verbs(depth) | {
+        "record_program, later": (
+            lambda: warm(convert_fx(copy.deepcopy(ready()))),
+            lambda m: record_program(m, data[0]),
+        ),
+        "forward, converted": (lambda: warm(convert_fx(copy.deepcopy(ready()))), forward),
+        "forward, VALIDATION": (lambda: warm(validating()), forward),
+        "check_qat_model": (lambda: copy.deepcopy(ready()), checked),
+        "export_quantized_onnx": (
+            lambda: warm(convert_fx(copy.deepcopy(ready()))),
+            lambda m: export_quantized_onnx(m, data[0], io.BytesIO()),
+        ),
+        "state_dict": (ready, lambda m: m.state_dict()),
+        "load_state_dict": (
+            lambda: (copy.deepcopy(ready()), ready().state_dict()),
+            lambda pair: pair[0].load_state_dict(pair[1]),
         ),
     }
 
@@ -132,17 +195,22 @@ def function_calls(work: Callable[[], Any]) -> float:
 
 
 def by_depth(
-    keep: Keep, depths: Sequence[int], chosen: Sequence[str], measure: Callable[[Callable[[], Any]], float]
+    keep: Keep,
+    depths: Sequence[int],
+    chosen: Sequence[str],
+    measure: Callable[[Callable[[], Any]], float],
+    of: Callable[[int], Verbs] = verbs,
 ) -> None:
     """Verbs and methods, by the number of modules.
 
     Args:
         chosen: names of verbs.
         measure: `seconds` or `function_calls`.
+        of: `verbs` or `counted_verbs`.
     """
     for place, depth in enumerate((4, *depths)):  # the first call of all takes longer, and does not count
-        for name, (need, work) in verbs(depth).items():
-            if name in chosen:
+        for name, (need, work) in of(depth).items():
+            if name in chosen and depth <= LARGEST.get(name, depth):
                 model = need()
                 cost = measure(lambda work=work, model=model: work(model))
                 if place:
@@ -252,7 +320,7 @@ def drawn(panels: Panels) -> str:
             parts.append(f'<path d="M{left} {y:.0f}h{width - 140}" stroke="#ddd"/>')
             parts.append(f'<text x="{left - 4}" y="{y + 4:.0f}" text-anchor="end">{value:g} s</text>')
         ordered = sorted(curves, key=lambda name: -max(curves[name])[1])
-        for name, color in zip(curves, COLORS, strict=False):
+        for name, color in zip(curves, COLORS[: len(curves)], strict=True):
             places = [at(*point) for point in sorted(curves[name])]
             line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
             parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
@@ -281,45 +349,55 @@ TITLES = {
 }
 
 
-def table(panels: Panels) -> str:
-    """The cost at every size, and the exponents."""
+def table(panels: Panels, digits: str = ".3g", at_the_end: bool = False) -> str:
+    """The cost at every size, and the exponents.
+
+    Args:
+        digits: how costs are written.
+        at_the_end: exponents are those between the two largest sizes.
+    """
     parts = []
+    title_of_exponent = "exponent at the end" if at_the_end else "exponent"
     for title, curves in panels.items():
         sizes = sorted({size for curve in curves.values() for size, _ in curve})
         rows = [
-            [name, *(f"{dict(curve)[size]:.3g}" if size in dict(curve) else "" for size in sizes)]
-            + [f"{exponent(curve):.2f}" if len(curve) > 1 else ""]
+            [name, *(f"{dict(curve)[size]:{digits}}" if size in dict(curve) else "" for size in sizes)]
+            + [f"{exponent(sorted(curve)[-2:] if at_the_end else curve):.2f}" if len(curve) > 1 else ""]
             for name, curve in curves.items()
         ]
-        headers = [title, *(f"{size:,}" for size in sizes), "exponent"]
+        headers = [title, *(f"{size:,}" for size in sizes), title_of_exponent]
         parts.append(tabulate(rows, headers=headers, tablefmt="pipe", disable_numparse=True))
     return "\n\n".join(parts)
 
 
 def main() -> None:
     """Measure, print tables, and draw."""
-    names = list(verbs(4))
+    measured, counted = list(verbs(4)), list(counted_verbs(4))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--depths", type=int, nargs="+", default=[50, 100, 200, 500, 1000, 2000])
-    parser.add_argument("--verbs", nargs="+", choices=names, default=names)
+    parser.add_argument("--depths", type=int, nargs="+", help=f"default {DEPTHS}, for --calls {COUNTED_DEPTHS}")
+    parser.add_argument("--verbs", nargs="+", choices=counted, metavar="VERB", help="; ".join(counted))
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--panels", nargs="*", choices=TITLES, default=list(TITLES))
     parser.add_argument("--calls", action="store_true", help="count calls of functions, by depth, and draw nothing")
     parser.add_argument("--kept", type=Path, default=KEPT, help="where points are kept")
     parser.add_argument("--picture", type=Path, default=PICTURE)
     options = parser.parse_args()
+    depths = options.depths or (COUNTED_DEPTHS if options.calls else DEPTHS)
+    names = options.verbs or (counted if options.calls else measured)
+    if not options.calls and (only := [name for name in names if name not in measured]):
+        parser.error(f"{', '.join(only)}: only --calls counts this")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     set_march(March.NASH_E)
     if options.calls:
-        counted: Panels = {"calls of functions": {}}
-        by_depth(lambda *point: _count(counted, *point), options.depths, options.verbs, function_calls)
-        print(table(counted))
+        found: Panels = {"calls of functions, for modules": {}}
+        by_depth(lambda *point: _count(found, *point), depths, names, function_calls, counted_verbs)
+        print(table(found, ",.0f", at_the_end=True))
         return
     panels = read(options.kept)
     keep = {panel: keeping(panels, title, options.kept) for panel, title in TITLES.items()}
     work: dict[str, Callable[[], None]] = {
-        "depth": lambda: by_depth(keep["depth"], options.depths, options.verbs, seconds),
+        "depth": lambda: by_depth(keep["depth"], depths, names, seconds),
         "batch": lambda: by_data(keep["batch"], [(batch, 64) for batch in (1, 2, 4, 8, 16)]),
         "resolution": lambda: by_data(keep["resolution"], [(2, size) for size in (32, 64, 128, 256)]),
         "processes": lambda: by_processes(keep["processes"], options.processes),

@@ -1,15 +1,18 @@
 """Exact integers next to float: forwards in VALIDATION and converted, the first one after training, a long LSTM.
 
-python -m benchmarks.integers                       every row, some minutes
-python -m benchmarks.integers --only ResNet18
+    python -m benchmarks.integers                                  every row, some minutes
+    python -m benchmarks.integers --only ResNet18                  rows whose label has this
+    HORIZON_COMPILED_PASSES=1 python -m benchmarks.integers        "with compiled passes"
 
 Ratios are medians of interleaved rounds in processor time, on one thread. "Without" is the converted model with integer
-kernels turned off, in the same rounds. Limits are for CPUs with VNNI; without, a row should be below "without".
+kernels turned off, in the same rounds. Limits are for CPUs with VNNI, of rows that have one; without VNNI, a row should
+be below "without".
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 import warnings
 from collections.abc import Callable
@@ -20,17 +23,18 @@ from typing import Any
 import torch
 from tabulate import tabulate
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from benchmarks.models import ViTS
-from benchmarks.run import build, interleaved, prepare
+from benchmarks.models import Neck, SiLUNet, Transposed, ViTS
+from benchmarks.run import FORMATS, MODELS, build, interleaved, prepare
 from horizon_plugin_pytorch import fixed_point
+from horizon_plugin_pytorch.compiled import compiled_passes
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
     QuantStub,
     convert_fx,
-    default_qat_8bit_fake_quant_qconfig,
     prepare_qat_fx,
     set_fake_quantize,
 )
@@ -44,18 +48,32 @@ class Row:
     format: str
     batch: int
     size: int
-    validation: float | None
-    converted: float | None
+    validation: float | None = None
+    converted: float | None = None
+
+    @property
+    def label(self) -> str:
+        """As the table names it."""
+        return f"{self.name} {self.format}, {self.batch} of {self.size} x {self.size}"
 
 
 ROWS = (
     Row("ResNet18", "int8", 8, 128, 0.45, 0.40),
+    Row("ResNet18", "int8", 1, 128),
+    Row("MobileNetV2", "int8", 8, 224),
     Row("MobileNetV2", "int8", 8, 128, 0.60, 0.50),
     Row("MobileNetV2", "int8", 1, 128, 0.90, 0.70),
     Row("ResNet18", "int16", 8, 128, 0.90, 0.85),
     Row("MobileNetV2", "int16", 8, 128, 1.50, 1.40),
     Row("ViT-S", "int8", 2, 224, None, 0.60),
+    Row("transposed 4x4", "int8", 8, 32),
+    Row("transposed 3x3", "int8", 8, 32),
+    Row("transposed 2x2", "int8", 8, 32),
+    Row("neck", "int8", 2, 256),
+    Row("SiLU", "int8", 2, 128),
 )
+FIRST = "ResNet18 int8, first forward after a change of weights, seconds more"
+LSTM = "BiLSTM of two layers, 400 steps, seconds"
 FIRST_LIMIT, LSTM_LIMIT = 0.150, 0.2  # seconds
 
 
@@ -72,15 +90,26 @@ class LongLSTM(nn.Module):
         return self.dequant(out)
 
 
+OTHERS: dict[str, Callable[[], nn.Module]] = {
+    "ViT-S": ViTS,
+    "LSTM": LongLSTM,
+    "transposed 4x4": lambda: Transposed(4),
+    "transposed 3x3": lambda: Transposed(3),
+    "transposed 2x2": lambda: Transposed(2),
+    "neck": Neck,
+    "SiLU": SiLUNet,
+}
+
+
 def models(name: str, fmt: str, images: Tensor) -> tuple[nn.Module, nn.Module, nn.Module]:
     """The float model, the prepared one in VALIDATION and the converted one."""
     torch.manual_seed(0)
-    if name in ("ViT-S", "LSTM"):
-        model = (ViTS() if name == "ViT-S" else LongLSTM()).eval()
-        prepared = prepare_qat_fx(model, {"": default_qat_8bit_fake_quant_qconfig}).eval()
-    else:
+    if name in MODELS:  # of which the last layer has a format of its own
         model = build(name).eval()
         prepared = prepare(name, model, fmt).eval()
+    else:
+        model = OTHERS[name]().eval()
+        prepared = prepare_qat_fx(model, {"": FORMATS[fmt]}).eval()
     set_fake_quantize(prepared, FakeQuantState.CALIBRATION)
     prepared(images)
     set_fake_quantize(prepared, FakeQuantState.VALIDATION)
@@ -109,12 +138,11 @@ def bench_forward(row: Row, rounds: int) -> list[Any]:
     for job in jobs.values():  # the second run of a layer finds what later ones use
         job()
     result = interleaved(jobs, rounds, f"{row.name} {row.format}", time.process_time)
-    given = [jobs[kind]() for kind in ("VALIDATION", "converted", "without")]
-    assert all(torch.equal(given[0], other) for other in given[1:]), "integers differ"
-    label = f"{row.name} {row.format}, {row.batch} of {row.size} x {row.size}"
+    given = [tree_leaves(jobs[kind]()) for kind in ("VALIDATION", "converted", "without")]
+    assert all(map(torch.equal, given[0] * 2, given[1] + given[2])), "integers differ"
     ratios = [f"{result[kind]:.2f}" for kind in ("VALIDATION", "converted", "without")]
     limits = ["-" if limit is None else f"{limit:.2f}" for limit in (row.validation, row.converted)]
-    return [label, *ratios, " / ".join(limits)]
+    return [row.label, *ratios, " / ".join(limits) if set(limits) != {"-"} else "-"]
 
 
 def bench_first(rounds: int) -> list[Any]:
@@ -133,8 +161,7 @@ def bench_first(rounds: int) -> list[Any]:
             prepared(images)
             took.append(time.process_time() - start)
         added.append(took[0] - took[-1])
-    label = "ResNet18 int8, first forward after a change of weights, seconds more"
-    return [label, f"{median(added):.3f}", "-", "-", f"{FIRST_LIMIT:.3f}"]
+    return [FIRST, f"{median(added):.3f}", "-", "-", f"{FIRST_LIMIT:.3f}"]
 
 
 def bench_lstm(rounds: int) -> list[Any]:
@@ -148,7 +175,13 @@ def bench_lstm(rounds: int) -> list[Any]:
     }
     result = interleaved(jobs, rounds, "LSTM", time.process_time)
     seconds = [f"{result['seconds'] * result[kind]:.3f}" for kind in ("VALIDATION", "converted")]
-    return ["two-layer BiLSTM, 400 steps, seconds", *seconds, "-", f"{LSTM_LIMIT:.3f}"]
+    return [LSTM, *seconds, "-", f"{LSTM_LIMIT:.3f}"]
+
+
+def benches() -> dict[str, Callable[[int], list[Any]]]:
+    """What fills each row, by its label."""
+    forwards = {row.label: functools.partial(bench_forward, row) for row in ROWS}
+    return {**forwards, FIRST: bench_first, LSTM: bench_lstm}
 
 
 def main() -> None:
@@ -156,22 +189,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", help="rows whose label has this word")
+    parser.add_argument("--only", default="", help="rows whose label has this, in small or capital letters")
     options = parser.parse_args()
+    chosen = {label: bench for label, bench in benches().items() if options.only.lower() in label.lower()}
+    if not chosen:
+        parser.error("\n  ".join((f"no row has {options.only!r} in its label; there are", *benches())))
     torch.set_num_threads(options.threads)
     set_march(March.BAYES)
-    wanted = (options.only or "").lower()
-    rows: list[list[Any]] = []
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # int16 accumulators of untrained nets
-        rows += [bench_forward(row, options.rounds) for row in ROWS if wanted in f"{row.name} {row.format}".lower()]
-        if wanted in "resnet18 first":
-            rows.append(bench_first(options.rounds))
-        if wanted in "lstm bilstm":
-            rows.append(bench_lstm(options.rounds))
+        rows = [bench(options.rounds) for bench in chosen.values()]
     print(tabulate(rows, ["model", "VALIDATION", "converted", "without", "wanted, with VNNI"], disable_numparse=True))
     setting = f"{options.threads} thread(s), median of {options.rounds} rounds, over float where no seconds are named"
     print(f"\ntorch {torch.__version__}, {setting}; integer kernels {fixed_point.integer_kernels()}")
+    print(f"compiled passes {compiled_passes()}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""ResNet18, MobileNetV2 and ViT-S as people write them, with stubs at the ends; torchvision is not needed."""
+"""Networks as people write them, with stubs at the ends; torchvision is not needed."""
 
 from __future__ import annotations
 
@@ -186,3 +186,61 @@ class ViTS(nn.Module):
         x = self.embed(self.quant(x)).flatten(2).transpose(1, 2)
         x = torch.cat((self.class_token.expand(x.shape[0], -1, -1), x), 1) + self.positions
         return self.dequant(self.head(self.norm(self.blocks(x))[:, 0]))
+
+
+class Transposed(nn.Module):
+    """A transposed convolution of stride 2 behind a ReLU, as decoders and generators have it."""
+
+    def __init__(self, kernel: int, channels: int = 64) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.relu = QuantStub(), DeQuantStub(), nn.ReLU()
+        self.embed = nn.Conv2d(3, channels, 1)
+        padding = (kernel - 1) // 2
+        self.up = nn.ConvTranspose2d(channels, channels, kernel, 2, padding, output_padding=kernel % 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.up(self.relu(self.embed(self.quant(x)))))
+
+
+class Neck(nn.Module):
+    """A detector's neck: maps of three scales, joined with resized ones on the way up and halved on the way down."""
+
+    def __init__(self, channels: int = 64) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.stem = nn.Sequential(nn.Conv2d(3, channels, 3, 4, 1), nn.ReLU())
+        self.down1, self.down2 = self._conv(channels, stride=2), self._conv(channels, stride=2)
+        self.up1, self.up2 = self._conv(2 * channels), self._conv(2 * channels)
+        self.back1, self.back2 = self._conv(channels, stride=2), self._conv(channels, stride=2)
+        self.joined1, self.joined2 = self._conv(2 * channels), self._conv(2 * channels)
+        self.larger = nn.Upsample(scale_factor=2.0, mode="nearest")
+
+    @staticmethod
+    def _conv(inputs: int, stride: int = 1) -> nn.Module:
+        outputs = inputs if stride == 2 else inputs // 2
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1), nn.ReLU())
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        fine = self.stem(self.quant(x))
+        middle = self.down1(fine)
+        coarse = self.down2(middle)
+        middle = self.up1(torch.cat((self.larger(coarse), middle), 1))
+        fine = self.up2(torch.cat((self.larger(middle), fine), 1))
+        middle = self.joined1(torch.cat((self.back1(fine), middle), 1))
+        coarse = self.joined2(torch.cat((self.back2(middle), coarse), 1))
+        return self.dequant(fine), self.dequant(middle), self.dequant(coarse)
+
+
+class SiLUNet(nn.Module):
+    """Convolutions with a SiLU behind each, as in recent detectors."""
+
+    def __init__(self, channels: int = 64, depth: int = 6) -> None:
+        super().__init__()
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, 4, 1), nn.SiLU()]
+        for _ in range(depth):
+            layers += [nn.Conv2d(channels, channels, 3, 1, 1), nn.SiLU()]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.layers(self.quant(x)))

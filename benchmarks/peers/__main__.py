@@ -1,12 +1,17 @@
-"""``python -m benchmarks.peers``: the table of peers, each in an environment of its own that sees this one's torch.
+"""The table of peers, each in an environment of its own that sees this one's torch.
 
-Rows are kept in a file: what is there is not measured again (``--again`` does).
+    make peers                                                   all of them, some hours the first time; the page
+    python -m benchmarks.peers --toolkits NNCF --page docs/peers.md
+    python -m benchmarks.peers --again --page docs/peers.md      measures anew what is known
+
+What was found is kept in out/peers/found.json, with the date and the versions it was found with, and is not measured
+again without --again. It needs Fashion-MNIST (Debian's package `dataset-fashion-mnist`, fetched by `apt-get download`
+unless it is there) and trains three networks on it first, which are kept in out/accuracy.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -27,10 +32,18 @@ from benchmarks.peers.worker import ABOUT, SPEED_NETS
 from demo.common import OUT
 from horizon_plugin_pytorch.files import write_atomically
 
+Found = dict[str, dict[str, dict[str, Any]]]  # of each toolkit, for each network and ABOUT, by name
+
 ROOT = Path(__file__).resolve().parents[2]
 ACCURACY_NETS = ("ResNet", "MobileNetV2", "ViT")
 SECONDS = 7200  # for one toolkit, on a machine that has other work
-NOT_MEASURED = {"MCT": "has no adapter here"}
+RATIOS = {  # over float, by the titles of their columns
+    "training": "training step",
+    "calibration": "calibration batch",
+    "simulated": "simulated",
+    "deployed": "deployed",
+}
+OURS = "ours, "  # how the names of our own rows begin
 
 
 def _home(name: str) -> Path:
@@ -82,8 +95,8 @@ def _number(values: dict[str, Any], key: str, digits: int) -> str:
     return f"{values[key]:.{digits}f}" if key in values else "-"
 
 
-def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Two tables, speed and accuracy, and what was refused."""
+def report(found: Found) -> str:
+    """On what each was measured, where we are behind, speed, accuracy, and what was refused."""
     speed, right, refused = [], [], []
     for name, nets in found.items():
         for net, values in nets.items():
@@ -91,22 +104,18 @@ def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
                 continue
             refused += [[name, f"{net}, {key}", f"`{text}`"] for key, text in values.items() if "refused" in key]
             if net in SPEED_NETS:
-                columns = ("training", "calibration", "simulated", "deployed", "differing")
-                cells = [_number(values, column, 2) for column in columns]
+                cells = [_number(values, column, 2) for column in (*RATIOS, "differing")]
                 speed.append([net, name, TOOLKITS[name].deployed_in, *cells])
             else:
                 cells = [_number(values, column, 2) for column in ("float", "simulated", "deployed", "differing")]
                 right.append([net.split()[0], name, *cells])
-    names = {toolkit: TOOLKITS[toolkit].requirements for toolkit in found if TOOLKITS[toolkit].requirements}
-    versions = [f"torch {version('torch')}", *(requirement[0] for requirement in names.values())]
-    ratio = ["network", "toolkit", "deployed in", "training step", "calibration batch", "simulated", "deployed"]
+    ratio = ["network", "toolkit", "deployed in", *RATIOS.values()]
     percent = ["network", "toolkit", "float %", "simulated %", "deployed %", "integers that differ %"]
-    missing = {name: "not measured in this run" for name in TOOLKITS if name not in found} | NOT_MEASURED
+    missing = {name: "not measured in this run" for name in TOOLKITS if name not in found}
     parts = [
-        textwrap.fill(f"Written on {datetime.date.today()} with {', '.join(versions)}.", 120, break_on_hyphens=False),
-        tabulate(
-            _surroundings(found), ["toolkits", "date", "processor", "cores", "jobs that ran or waited, 1 min"], "github"
-        ),
+        tabulate(_surroundings(found), SURROUNDINGS, tablefmt="github", disable_numparse=True),
+        _kernels(found),
+        _where_ours_is_slower(found),
         tabulate(sorted(speed), [*ratio, "integers that differ %"], tablefmt="github", disable_numparse=True),
         tabulate(sorted(right), percent, tablefmt="github", disable_numparse=True),
         tabulate(
@@ -115,25 +124,63 @@ def report(found: dict[str, dict[str, dict[str, Any]]]) -> str:
             tablefmt="github",
         ),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
-def _surroundings(found: dict[str, dict[str, dict[str, Any]]]) -> list[list[Any]]:
-    """On what each toolkit was measured."""
+SURROUNDINGS = ["toolkits", "date", "processor", "cores", "jobs that ran or waited, 1 min", "minutes", "versions"]
+
+
+def _surroundings(found: Found) -> list[list[Any]]:
+    """On what each toolkit was measured, when, and with which versions."""
     rows = []
     for name, nets in found.items():
         about = nets.get(ABOUT, {})
         loads = [str(about[key]) for key in ("load", "load at the end") if key in about]
-        rows.append(
-            [name, *(about.get(key, "not noted") for key in ("date", "processor", "cores")), " to ".join(loads)]
-        )
+        versions = ", ".join(f"{package} {number}" for package, number in about.get("versions", {}).items())
+        on = [str(about.get(key, "not noted")) for key in ("date", "processor", "cores")]
+        rows.append([name, *on, " to ".join(loads), str(about.get("minutes", "")), versions or "not noted"])
     return rows
 
 
+def _kernels(found: Found) -> str:
+    """Whether our integer kernels ran, which depends on the processor."""
+    states: dict[str, list[str]] = {}
+    for name, nets in found.items():
+        if name.startswith(OURS) and "integer kernels" in (about := nets.get(ABOUT, {})):
+            states.setdefault(about["integer kernels"], []).append(f'"{name}"')
+    return "\n".join(_filled(f"Our integer kernels, {' and '.join(names)}: {said}.") for said, names in states.items())
+
+
+def _where_ours_is_slower(found: Found) -> str:
+    """The ratios of which a peer has a lower one than we have, and those."""
+    lines = []
+    for net in SPEED_NETS:
+        for key, title in RATIOS.items():
+            has = {name: nets[net][key] for name, nets in found.items() if key in nets.get(net, {})}
+            ours = {name: ratio for name, ratio in has.items() if name.startswith(OURS)}
+            peers = {name: ratio for name, ratio in has.items() if name not in ours}
+            if ours and (faster := {name: ratio for name, ratio in peers.items() if ratio < min(ours.values())}):
+                lines.append(_filled(f"* {net}, {title}: {_listed(ours)}, next to {_listed(faster)}", indent="  "))
+    return "\n".join(("Where a peer is faster than both of our rows:\n", *lines)) if lines else ""
+
+
+def _listed(ratios: dict[str, float]) -> str:
+    ordered = sorted(ratios.items(), key=lambda item: item[1])
+    return ", ".join(
+        f"{name.removeprefix(OURS) + ' (ours)' * name.startswith(OURS)} {ratio:.2f}" for name, ratio in ordered
+    )
+
+
+def _filled(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, break_on_hyphens=False, subsequent_indent=indent)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--toolkits", nargs="+", choices=TOOLKITS, default=list(TOOLKITS))
-    parser.add_argument("--again", action="store_true", help="measure what is known too")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--toolkits", nargs="+", choices=TOOLKITS, metavar="TOOLKIT", default=list(TOOLKITS), help="; ".join(TOOLKITS)
+    )
+    parser.add_argument("--again", action="store_true", help="measure what is known, too; without it, such rows stay")
     parser.add_argument("--page", type=Path, help="put the tables into this page, between its marks")
     options = parser.parse_args()
     folder, file = OUT / "accuracy", OUT / "peers" / "found.json"
@@ -147,6 +194,9 @@ def main() -> None:
             print(name, flush=True)
             found[name] = measured(name, folder)
             write_atomically(json.dumps(found, indent=1).encode(), str(file))
+        else:
+            about = found[name].get(ABOUT, {})
+            print(f"{name}: known since {about.get('date', 'some day')}; --again measures it anew", flush=True)
     publish(report(found), OUT / "peers" / "table.md", options.page, "peers")
 
 

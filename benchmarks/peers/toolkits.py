@@ -232,7 +232,7 @@ class Nncf:
 class Brevitas:
     """Brevitas: its graph quantization with int8 weights and activations, deployed in ONNX Runtime as QCDQ."""
 
-    requirements = ("brevitas==0.13.4", "onnxscript>=0.7", "onnxoptimizer")
+    requirements = ("brevitas==0.13.4", "onnxscript==0.7.2", "onnxoptimizer==0.4.2")
     deployed_in = "ONNX Runtime"
 
     def _quantized(self, model: nn.Module) -> nn.Module:
@@ -290,7 +290,7 @@ def modelopt_calibrating(model: nn.Module, calibrator: str) -> nn.Module:
 class ModelOpt:
     """ModelOpt's INT8_DEFAULT_CFG, deployed in ONNX Runtime as QDQ."""
 
-    requirements = ("nvidia-modelopt==0.47.0", "onnxscript>=0.7")
+    requirements = ("nvidia-modelopt==0.47.0", "onnxscript==0.7.2")
     deployed_in = "ONNX Runtime"
 
     def _calibrated(self, model: nn.Module, batches: Sequence[Tensor]) -> nn.Module:
@@ -320,7 +320,7 @@ class ModelOpt:
 class Aimet:
     """AIMET's simulation with the settings of its quick start, deployed in ONNX Runtime as QDQ."""
 
-    requirements = ("aimet-torch==2.42.0", "torchvision==0.28.0", "onnxscript>=0.7")
+    requirements = ("aimet-torch==2.42.0", "torchvision==0.28.0", "onnxscript==0.7.2")
     deployed_in = "ONNX Runtime"
 
     def _simulation(self, model: nn.Module, example: Tensor) -> Any:

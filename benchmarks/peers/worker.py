@@ -15,6 +15,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +27,7 @@ from benchmarks.accuracy.data import DATA
 from benchmarks.accuracy.nets import NETS
 from benchmarks.peers.toolkits import TOOLKITS, Forward, Toolkit
 from benchmarks.run import build, interleaved, training_step
+from horizon_plugin_pytorch.fixed_point import integer_kernels
 
 ABOUT = "about"  # beside the networks, what they ran on
 SPEED_NETS = ("ResNet18", "MobileNetV2")
@@ -114,15 +116,24 @@ def _logits(form: Forward, images: Tensor) -> Tensor:
     return torch.cat([form(batch) for batch in images.split(TEST_BATCH)])
 
 
+def versions(toolkit: type[Toolkit]) -> dict[str, str]:
+    """Of torch, of what the toolkit is installed with, and of the engine, as they are in this environment."""
+    names = ["torch", *(re.split("[<=>]", requirement)[0] for requirement in toolkit.requirements)]
+    names += ["onnxruntime"] * (toolkit.deployed_in == "ONNX Runtime")
+    return {name: version(name) for name in names}
+
+
 def surroundings() -> dict[str, Any]:
     """When and on what it runs, and how many other jobs wait for the processor."""
     file = Path("/proc/cpuinfo")
     text = file.read_text() if file.exists() else ""
     name, flags = re.search(r"model name\s*:\s*(.+)", text), set(text.split())
-    widest = next((name for name in ("avx512_vnni", "avx_vnni", "avx512f", "avx2") if name in flags), "no AVX2")
+    widest = next((name for name in ("avx512f", "avx2") if name in flags), "no AVX2")
+    dots = next((name for name in ("avx512_vnni", "avx_vnni") if name in flags), "no VNNI")
     return {
         "date": str(datetime.date.today()),
-        "processor": f"{name[1].strip() if name else platform.processor()}, {widest}",
+        "processor": f"{name[1].strip() if name else platform.processor()}, {widest}, {dots}",
+        "integer kernels": integer_kernels(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
     }
@@ -130,16 +141,16 @@ def surroundings() -> dict[str, Any]:
 
 def results(name: str, folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Everything about one toolkit, part by part."""
-    toolkit = TOOLKITS[name]()
+    toolkit, start = TOOLKITS[name](), time.monotonic()
     images = torch.randn(BATCH, 3, PIXELS, PIXELS)
-    yield ABOUT, surroundings()
+    yield ABOUT, surroundings() | {"versions": versions(TOOLKITS[name])}
     for net in SPEED_NETS:
         for job in (training, calibration, forward):
             yield net, _said(job, toolkit, net, images)
     for file in sorted(folder.glob("fashion-*-0.pt")):
         net = file.stem.split("-")[1]
         yield f"{net} on Fashion-MNIST", _said(accuracy, toolkit, net, file)
-    yield ABOUT, {"load at the end": surroundings()["load"]}
+    yield ABOUT, {"load at the end": surroundings()["load"], "minutes": round((time.monotonic() - start) / 60, 1)}
 
 
 def main() -> None:
