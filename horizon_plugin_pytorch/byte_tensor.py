@@ -16,11 +16,20 @@ class ByteTensor:
     tensor([ 3., -7.])
     """
 
-    __slots__ = ("_floats", "values")
+    __slots__ = ("_floats", "_laid", "values")
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values: Tensor, laid: Tensor | None = None) -> None:
         self.values = values
+        self._laid = laid
         self._floats: Tensor | None = None
+
+    @property
+    def laid(self) -> Tensor:
+        """A tensor that lies in its memory as float has it, maybe without numbers: images have channels last here."""
+        if self._laid is None:
+            is_dense = self.values.is_contiguous()
+            self._laid = self.values if is_dense else torch.empty(self.values.shape, device="meta")
+        return self._laid
 
     def floats(self) -> Tensor:
         """The same integers in float32, laid out as float layers do: one tensor for all who ask."""

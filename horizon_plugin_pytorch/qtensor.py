@@ -91,6 +91,7 @@ class QTensor(TensorWithScale):
     _format: QuantDType
     _axis: int
     _bytes: ByteTensor | None = None  # the integers, while nobody has asked for them in another type
+    _laid: Tensor | None = None  # what lies as this tensor does in float, where its numbers do not
     _is_integer: bool
     _is_rounded: bool
     _is_deferred: bool = False
@@ -191,7 +192,8 @@ class QTensor(TensorWithScale):
             self._is_deferred = False
         else:
             self.__dict__["_grid"] = floats
-        sharing.moved(self, self._bytes.values, floats)
+        if sharing.place_of(floats) != sharing.place_of(self._bytes.laid):
+            self._laid = self._bytes.laid
         self._bytes = None
 
     @property
@@ -414,9 +416,18 @@ class QTensor(TensorWithScale):
         out._is_deferred = True
         return out
 
-    def with_bytes(self, values: Tensor) -> QTensor:
-        """Other integers of this scale and format, in int8 or int16."""
-        return self._of_bytes(ByteTensor(values))
+    def with_bytes(self, values: Tensor, laid: Tensor | None = None) -> QTensor:
+        """Other integers of this scale and format, in int8 or int16.
+
+        Args:
+            laid: a tensor that lies in its memory as float has it; None if they are no view.
+        """
+        return self._of_bytes(ByteTensor(values, laid))
+
+    def lying_as(self, laid: Tensor) -> QTensor:
+        """The same tensor, of which this is known: `laid` lies in its memory as it does in float."""
+        self._laid = laid
+        return self
 
     def _of_bytes(self, integers: ByteTensor) -> QTensor:
         out = byte_qtensor(integers, self._scale, self._format)

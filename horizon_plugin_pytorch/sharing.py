@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -199,7 +199,7 @@ def _member(x: Any) -> _Membership:
     known = _membership(x)
     if known is None:
         with plain_tensors():
-            memory = _memory(x)
+            memory = _laid_or_memory(x)
             _Group(memory.is_contiguous()).add(x, place_of(memory), True)
         known = _membership(x)
     assert known is not None
@@ -208,24 +208,25 @@ def _member(x: Any) -> _Membership:
 
 def _memory(x: Any) -> Tensor:
     """What holds the numbers of a tensor: its integers where they are known, while its real values may not be there."""
-    integers = x.__dict__.get("_bytes")
-    if integers is not None:
-        return integers.values
     grid = x.__dict__.get("_grid")
     return x if grid is None else grid
 
 
-def moved(x: Any, before: Tensor, now: Tensor) -> None:
-    """The numbers of a tensor are in other memory now; where it is laid out otherwise, its views are found no more."""
-    known = _membership(x)
-    if known is not None and known.is_exact and place_of(before) != place_of(now):
-        x.__dict__[_MEMBERSHIP] = replace(known, is_exact=False)
+def laid(x: Any) -> Tensor | None:
+    """What lies in its memory as a tensor does in float, maybe without numbers; None if it does so itself."""
+    integers = x.__dict__.get("_bytes")
+    return x.__dict__.get("_laid") if integers is None else integers.laid
+
+
+def _laid_or_memory(x: Any) -> Tensor:
+    known = laid(x)
+    return _memory(x) if known is None else known
 
 
 def _have_own_bytes(x: Any, other: Any) -> bool:
     """Are the integers of both here as bytes, each in memory of its own?"""
     mine, theirs = x.__dict__.get("_bytes"), other.__dict__.get("_bytes")
-    return mine is not None and theirs is not None and _storage(mine.values) != _storage(theirs.values)
+    return mine is not None and theirs is not None and _storage(mine.laid) != _storage(theirs.laid)
 
 
 def place_of(x: Tensor) -> Place:
@@ -265,9 +266,12 @@ def follow_view(source: Any, out: Any, may_show: bool = False) -> None:
     if out is source or (not may_show and _have_own_bytes(source, out)):
         return
     with plain_tensors():
-        memory, shown = _memory(source), _memory(out)
+        memory, shown = _laid_or_memory(source), _laid_or_memory(out)
         known = _membership(source)
         is_view = _storage(memory) == _storage(shown)
+        if laid(source) is not None and laid(out) is None and _storage(_memory(source)) == _storage(shown):
+            join(source, out, None)
+            return
         is_certain = known.group.is_dense if known is not None else memory.is_contiguous()
         if not is_view and (is_certain or not may_show):
             return
@@ -292,7 +296,7 @@ def part_of(target: Any, index: Any = ...) -> Place | None:
     if known is not None and not known.is_exact:
         return None
     with plain_tensors():
-        memory = _memory(target)
+        memory = _laid_or_memory(target)
         try:
             part = memory[index]
         except (IndexError, TypeError, RuntimeError):

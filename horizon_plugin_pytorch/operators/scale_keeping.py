@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from horizon_plugin_pytorch import sharing
 from horizon_plugin_pytorch.dtype import qbool
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.function_handlers import calling_line, described, name_of
@@ -77,10 +78,17 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
             "use the method of FloatFunctional that has this name, or `prepare_qat_fx`, which does."
         )
 
-    if x.has_bytes and func in _VIEWS and not is_recorded():
-        shown = _shown_bytes(func, x, args, kwargs)
-        if shown is not None:
-            return shown
+    places = None  # of the results, in what lies as the input does in float
+    if func in _VIEWS and not is_recorded():
+        laid = sharing.laid(x)
+        places = None if laid is None else _view_of(laid, func, x, args, kwargs)
+        if places is not None and places is laid:
+            return _itself(func, x)
+        values = x.as_bytes() if x.has_bytes else None
+        if values is not None and places is not None:
+            shown = places if values is laid else _view_of(values, func, x, args, kwargs)
+            if shown is not None:
+                return _each(x.with_bytes, shown, places)
 
     def run(has_grid: bool) -> Any:
         def payload(v: Any) -> Any:
@@ -94,28 +102,43 @@ def keep_scale(func: Callable, args: tuple, kwargs: dict) -> Any:
 
     grid: Any = None if x._grid is None else run(True)
     out = grid if x._is_deferred else run(False)
-    if out is x:  # `x.contiguous()` of what is: the same tensor, as in float
-        return x
-    if isinstance(out, Tensor):
-        return _with_scale_of(x, out, grid)
-    grids = [None] * len(out) if grid is None else grid
-    return _as_parts([_with_scale_of(x, o, g) for o, g in zip(out, grids, strict=True)], out)
+    if out is x:
+        out = _itself(func, x)
+        return out if places is None or out is x else out.lying_as(places)
+    parts = _each(lambda part, its_grid: _with_scale_of(x, part, its_grid), out, grid)
+    return parts if places is None else _each(QTensor.lying_as, parts, places)
 
 
-def _shown_bytes(func: Callable, x: QTensor, args: tuple, kwargs: dict) -> Any:
-    """A view of integers that are here as bytes; None where it is to be made of float32 numbers."""
-    values, others = x.as_bytes(), [v for v in (*args, *kwargs.values()) if v is not x]
-    if any(isinstance(v, (torch.dtype, torch.memory_format, Tensor)) for v in others):
+def _view_of(shown: Tensor, func: Callable, x: QTensor, args: tuple, kwargs: dict) -> Any:
+    """What a function gives of an ordinary tensor instead of `x`; None if it is to be asked for float32 numbers."""
+    given, named = [shown if v is x else v for v in args], {k: shown if v is x else v for k, v in kwargs.items()}
+    if any(
+        isinstance(v, (torch.dtype, torch.memory_format, Tensor)) for v in (*given, *named.values()) if v is not shown
+    ):
         return None
-    if func is Tensor.contiguous and values.dim() == 4 and values.is_contiguous(memory_format=torch.channels_last):
-        return x  # images, whose float32 numbers are contiguous
     try:
-        out = func(*(values if v is x else v for v in args), **{k: values if v is x else v for k, v in kwargs.items()})
-    except RuntimeError:  # `view` of images, whose float32 numbers are laid out otherwise
+        return func(*given, **named)
+    except RuntimeError:  # `view` of what lies otherwise
         return None
-    if out is values:
-        return x
-    return x.with_bytes(out) if isinstance(out, Tensor) else _as_parts([x.with_bytes(part) for part in out], out)
+
+
+def _each(make: Callable[[Any, Any], Tensor], out: Any, others: Any) -> Any:
+    """One result, or several in the container that torch gave them in: a list, a tuple, or one with names."""
+    if isinstance(out, Tensor):
+        return make(out, others)
+    parts = [make(*pair) for pair in zip(out, [None] * len(out) if others is None else others, strict=True)]
+    if isinstance(out, list):
+        return parts
+    return type(out)(parts) if hasattr(out, "n_fields") else tuple(parts)
+
+
+def _itself(func: Callable, x: QTensor) -> QTensor:
+    """What a function gives that has nothing to do here.
+
+    `x.contiguous()` may be a copy in float, whose memory is laid out otherwise: who reads one of them after a write to
+    the other is refused.
+    """
+    return x.alias() if func is Tensor.contiguous and not is_recorded() else x
 
 
 def _with_scale_of(x: QTensor, out: Tensor, grid: Tensor | None) -> Tensor:
@@ -125,10 +148,3 @@ def _with_scale_of(x: QTensor, out: Tensor, grid: Tensor | None) -> Tensor:
         assert grid is not None
         return x.with_grid(grid)
     return x.like(out, grid)
-
-
-def _as_parts(parts: list[Tensor], like: Any) -> Any:
-    """Several results in the container that torch gave them in: a list, a tuple, or one with names."""
-    if isinstance(like, list):
-        return parts
-    return type(like)(parts) if hasattr(like, "n_fields") else tuple(parts)

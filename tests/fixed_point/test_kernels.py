@@ -598,9 +598,54 @@ def test_views_of_bytes_are_bytes(name: str, layout: torch.memory_format) -> Non
         assert torch.equal(x.as_grid(), VALUES.float())
 
 
+def shows_the_same_bytes(x: QTensor, other: QTensor) -> bool:
+    return x.has_bytes and other.has_bytes and x.as_bytes() is other.as_bytes()
+
+
+COPIES = {  # where the bytes need not move: what is contiguous there, of images or not, is not in float
+    "channels last": lambda x: x.permute(0, 2, 3, 1).contiguous(),
+    "channels last, then rows": lambda x: x.permute(0, 2, 3, 1).reshape(2, -1),
+    "rows of channels": lambda x: x.flatten(2).transpose(1, 2).contiguous(),
+    "channels first": lambda x: x.permute(0, 3, 1, 2).contiguous(),
+    "indexed": lambda x: x[:, torch.tensor([0, 3])].contiguous(),
+}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["plain", "channels last"])
+@pytest.mark.parametrize("is_read", [False, True], ids=["bytes", "floats"])
+@pytest.mark.parametrize("name", COPIES)
+def test_what_float_copies_is_no_view(name: str, is_read: bool, layout: torch.memory_format) -> None:
+    x = byte_qtensor(ByteTensor(VALUES.contiguous(memory_format=layout)), torch.tensor([0.5]), qint8)
+    if is_read:
+        x.as_grid()
+    copy = COPIES[name](x)
+    copy.relu_()
+    assert torch.equal(x.as_grid(), VALUES.float())
+    assert torch.equal(copy.as_grid(), COPIES[name](VALUES.float()).relu())
+
+
+@pytest.mark.parametrize("reads", ["nobody", "view", "base"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["plain", "channels last"])
+def test_what_contiguous_gives_is_never_changed_unseen(layout: torch.memory_format, reads: str) -> None:
+    """In float it may be a copy, where the numbers that are here need none."""
+    x = byte_qtensor(ByteTensor(VALUES.contiguous(memory_format=layout)), torch.tensor([0.5]), qint8)
+    for view in (x, x.permute(0, 2, 3, 1), x.permute(0, 3, 1, 2), x.transpose(1, 2)):
+        if reads != "nobody":
+            (view if reads == "view" else x).as_grid()
+        former, expected = view.contiguous(), view.as_grid().clone()
+        assert former is not view
+        former.relu_()
+        assert torch.equal(former.as_grid(), expected.relu())
+        try:
+            now = view.as_grid()
+        except UnsupportedOperatorError:
+            break
+        assert torch.equal(now, expected)
+
+
 def test_images_of_bytes_can_be_viewed_as_in_float() -> None:
     x = byte_qtensor(ByteTensor(VALUES.contiguous(memory_format=torch.channels_last)), torch.tensor([0.5]), qint8)
-    assert x.contiguous() is x and x.has_bytes
+    assert shows_the_same_bytes(x, x.contiguous())
     assert torch.equal(x.contiguous(memory_format=torch.channels_last).as_grid(), VALUES.float())
     assert torch.equal(x.view(2, -1).as_grid(), VALUES.float().view(2, -1))
     assert x.is_contiguous()
