@@ -271,3 +271,28 @@ def test_limits_that_are_kept_have_the_integers_of_those_that_are_not(
     model.get_submodule(name).preserve_qat_mode = True
     with torch.no_grad():
         assert torch.equal(convert(model)(X), model(X))
+
+
+@pytest.mark.parametrize("name", ["attention.k_proj", "lstm.l0.ih", "lstm.l0.hh"])
+@pytest.mark.parametrize("method", FX, ids=str)
+def test_a_layer_on_a_part_of_its_owners_weight_is_kept(method: PrepareMethod, name: str) -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+            self.lstm = nn.LSTM(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.quant(x).flatten(1, 2)
+            return self.dequant(self.lstm(self.attention(x, x, x)[0])[0])
+
+    model = prepared(Parts().eval(), method)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    layers = [path for path, module in model.named_modules() if isinstance(module, QATModule)]
+    (path,) = [path for path in layers if path == name] or [f"no {name} in {layers}"]
+    model.get_submodule(path).preserve_qat_mode = True
+    quantized = convert(model)
+    with torch.no_grad():
+        assert kept(quantized) == [path] and torch.equal(quantized(X), model(X))
+        assert torch.equal(copy.deepcopy(quantized)(X), model(X))
