@@ -410,6 +410,8 @@ class QTensor(TensorWithScale):
 
     def with_grid(self, grid: Tensor) -> QTensor:
         """Other integers of this scale and format, whose real values are computed when something asks for them."""
+        if self._is_integer:  # as a module that `preserve_qat_mode` has kept is given them
+            return self.like(grid)
         if is_recorded():
             return self.like(self._scaled(grid), grid)
         out = self.like(_placeholder(grid), grid)

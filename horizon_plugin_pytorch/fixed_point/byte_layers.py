@@ -279,7 +279,9 @@ class ByteLayer:
         if matrix is None:
             return self._sums_of_images(_as_image(rows))[0, :, :, 0].t()
         if matrix.dtype is torch.int8:
-            return kernels.multiply(rows.to(torch.int8), matrix)
+            return kernels.multiply(
+                rows.to(torch.int8).contiguous(), matrix
+            )  # of equal rows in one place it has others
         bias, floats = self._plan.bias, rows.float()
         return torch.mm(floats, matrix) if bias is None else torch.addmm(bias, floats, matrix)
 

@@ -33,6 +33,7 @@ from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight, is_half
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
+from horizon_plugin_pytorch.nn.qat.packed_linear import PackedLinear
 from horizon_plugin_pytorch.nn.train_mode import watch_mode
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.operators.table import Operator, row_of_module
@@ -413,8 +414,8 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
     share_integers(model)
     watch_mode(model)
     for module in model.modules():
-        if isinstance(module, Composite):
-            module.drop_float_parameters()
+        if isinstance(module, Composite) and not any(isinstance(part, PackedLinear) for part in module.modules()):
+            module.drop_float_parameters()  # none of its layers is kept, which would read them
     if remove_qconfig:
         for module in model.modules():
             module.__dict__.pop("qconfig", None)

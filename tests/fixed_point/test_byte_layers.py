@@ -459,3 +459,24 @@ def test_rows_of_a_linear_layer_are_cut_evenly(rows: int, monkeypatch: pytest.Mo
     out = layer(x, None)  # the first time it does not look for a kernel that rounds
     assert out is not None and torch.equal(out.float(), fp.linear(x.float(), None, *fp.flatten(plan)))
     assert sum(sizes) == rows and max(sizes) - min(sizes) <= len(sizes)
+
+
+@needs_kernels
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(64, 64, 16), (5, 65, 16), (64, 65, 1), (1, 3, 4)])
+def test_rows_that_lie_in_one_place_are_as_many_rows(rows: int, inputs: int, outputs: int, bits: int) -> None:
+    """The kernel takes rows one after another: of those of an `expand` it gave other numbers."""
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    generator = torch.Generator().manual_seed(rows)
+    weight = torch.randint(-127, 128, (outputs, inputs), generator=generator).float()
+    scale = torch.full((outputs,), 1e-2 / (high >> 6), dtype=torch.float64)
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": low, "high": high, "input_range": (low, high)}
+    plan = fp.plan_accumulator(weight, None, scale, torch.tensor([0.05]), **facts)
+    layer = fp.ByteLayer.of(plan, None, (low, high), 8)
+    assert layer is not None
+    x = torch.randint(low, high + 1, (rows, inputs), generator=generator).to(torch.int8 if bits == 8 else torch.int16)
+    spread = torch.stack([x, x + 1], -1).flatten(1)[:, ::2]
+    for given in (x[:1].expand_as(x), x[:, :1].expand_as(x), x.t().contiguous().t(), spread):
+        for _ in range(3):  # the second makes what the third uses
+            out = layer(given, None)
+            assert out is None or torch.equal(out.float(), fp.linear(given.float(), None, *fp.flatten(plan)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.ao.nn.quantized as tq
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn import qat, quantized
@@ -53,8 +55,10 @@ class Net(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _march() -> None:
+def _march() -> Iterator[None]:
     set_march(March.BAYES)
+    yield
+    fp.use_integer_kernels(None)
 
 
 def prepared(net: nn.Module, method: PrepareMethod) -> nn.Module:
@@ -239,3 +243,56 @@ def test_the_layer_of_a_fused_module_can_be_marked_by_hand() -> None:
         copied = pickle.loads(pickle.dumps(copy.deepcopy(model)))
         copied.first.conv.preserve_qat_mode = True
         assert kept(convert(copied)) == ["first.add", "second.add"]
+
+
+class Limits(nn.Module):
+    """Operators that keep the scale of their input, of what is no layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.linear = QuantStub(), DeQuantStub(), nn.Linear(6, 6)
+        self.relu, self.relu6, self.tanh = nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-0.3, 0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(self.quant(x))
+        parts = self.relu(x.mT), self.relu6(x[:, :2]), self.tanh(x)
+        return torch.cat([self.dequant(part).flatten() for part in parts])
+
+
+@pytest.mark.parametrize("uses_kernels", [True, False])
+@pytest.mark.parametrize("name", ["relu", "relu6", "tanh"])
+@pytest.mark.parametrize("method", PrepareMethod, ids=str)
+def test_limits_that_are_kept_have_the_integers_of_those_that_are_not(
+    method: PrepareMethod, name: str, uses_kernels: bool
+) -> None:
+    fp.use_integer_kernels(uses_kernels)
+    model = prepared(Limits().eval(), method)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    model.get_submodule(name).preserve_qat_mode = True
+    with torch.no_grad():
+        assert torch.equal(convert(model)(X), model(X))
+
+
+@pytest.mark.parametrize("name", ["attention.k_proj", "lstm.l0.ih", "lstm.l0.hh"])
+@pytest.mark.parametrize("method", FX, ids=str)
+def test_a_layer_on_a_part_of_its_owners_weight_is_kept(method: PrepareMethod, name: str) -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+            self.lstm = nn.LSTM(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.quant(x).flatten(1, 2)
+            return self.dequant(self.lstm(self.attention(x, x, x)[0])[0])
+
+    model = prepared(Parts().eval(), method)
+    set_fake_quantize(model, FakeQuantState.VALIDATION)
+    layers = [path for path, module in model.named_modules() if isinstance(module, QATModule)]
+    (path,) = [path for path in layers if path == name] or [f"no {name} in {layers}"]
+    model.get_submodule(path).preserve_qat_mode = True
+    quantized = convert(model)
+    with torch.no_grad():
+        assert kept(quantized) == [path] and torch.equal(quantized(X), model(X))
+        assert torch.equal(copy.deepcopy(quantized)(X), model(X))
