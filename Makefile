@@ -4,12 +4,12 @@
 #   make demo-imagenet   pretrained EfficientNet-Lite0 to integers
 #   make smoke           one case of each test, each operator once: under two minutes
 #   make test            lint, types, layers, all tests and the examples in docstrings, a sample once more without
-#                        integer kernels: under 20 minutes on two quiet cores (tests 14 min; 16 min 30 s with a new
+#                        integer kernels: under 20 minutes on two quiet cores (tests 10 to 15 min; two more with a new
 #                        environment and lint; the sample takes 83 s of processor time, so about 45 s more)
 #   make browser         Chromium for the tests of the profiler's page, if it is missing and may be installed
 #   make soak            ten thousand generated models on every route, pairs of operators in ONNX Runtime for each way in
 #                        which they meet in a file, all of what the tests take samples of, all tests once more
-#                        without integer kernels, properties with new random numbers: three hours
+#                        without integer kernels, properties with new random numbers: some hours
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
 #   make peers           the table of other toolkits, each in an environment of its own: some hours the first time; what
 #                        was measured once stays (benchmarks.peers --again)
