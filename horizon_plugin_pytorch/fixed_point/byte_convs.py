@@ -7,8 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from horizon_plugin_pytorch.fixed_point.accumulator import convolution
+from horizon_plugin_pytorch.fixed_point.accumulator_plan import reaches
 from horizon_plugin_pytorch.fixed_point.byte_shapes import SEVEN_BITS, is_within
 from horizon_plugin_pytorch.fixed_point.kernels import PackedConv, Reach, Walk, proved_reach
+from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32
 
 _BLOCK = 4
 
@@ -51,14 +53,36 @@ def has_kernel(weight: torch.Size, groups: int) -> bool:
     return groups == 1 or inputs == outputs == 1 or (inputs % _BLOCK == 0 and outputs % _BLOCK == 0)
 
 
-def pack(weight: Tensor, walk: Walk, input_range: tuple[int, int], shape: torch.Size) -> PackedConv | FloatConv:
-    """A convolution for inputs of a range and shape.
+def summed_range(input_range: tuple[int, int]) -> tuple[int, int]:
+    """The range of the numbers that are added up for inputs of a range: the bytes of a kernel, with its zero point."""
+    return (0, 255) if input_range[0] < 0 and is_on_kernels(input_range) else input_range
+
+
+def fits_kernel(weight: Tensor, input_range: tuple[int, int]) -> bool:
+    """Are a kernel's sums with these weights below 2**24 before its zero point is taken off them?
+
+    Kernels on AMX give float32 the sum of bytes, and take off there what the zero point added to it.
 
     Args:
-        weight: int8, [out, in / groups, one or two axes].
+        weight: [out, in / groups, two axes].
     """
-    weight = weight.unsqueeze(2) if weight.dim() == 3 else weight
-    if not is_on_kernels(input_range) or not has_kernel(weight.shape, walk.groups):
-        return FloatConv(weight, walk)
-    seen = torch.Size([shape[0], weight.shape[1] * walk.groups, *shape[2:]])
-    return PackedConv(weight, walk, 128 if input_range[0] < 0 else 0, seen)
+    if input_range[0] >= 0:  # no zero point: the layer's plan has cut it so
+        return True
+    return float(reaches(weight.flatten(1).float(), *summed_range(input_range)).max()) < EXACT_FLOAT32
+
+
+def pack(
+    weights: list[Tensor], walk: Walk, input_range: tuple[int, int], shape: torch.Size
+) -> list[PackedConv] | list[FloatConv]:
+    """Convolutions for inputs of a range and shape, which are added up: all of one kind, as they take one input.
+
+    Args:
+        weights: int8, [out, in / groups, one or two axes] each.
+    """
+    weights = [weight.unsqueeze(2) if weight.dim() == 3 else weight for weight in weights]
+    have_kernel = is_on_kernels(input_range) and all(has_kernel(weight.shape, walk.groups) for weight in weights)
+    if not have_kernel or not all(fits_kernel(weight, input_range) for weight in weights):
+        return [FloatConv(weight, walk) for weight in weights]
+    sizes = [torch.Size([shape[0], weight.shape[1] * walk.groups, *shape[2:]]) for weight in weights]
+    zero_point = 128 if input_range[0] < 0 else 0
+    return [PackedConv(weight, walk, zero_point, size) for weight, size in zip(weights, sizes, strict=True)]

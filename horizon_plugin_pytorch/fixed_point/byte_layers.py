@@ -8,6 +8,7 @@ requantization, the kernel makes the bytes itself. Layers of 16 bits are in `wid
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,8 +17,15 @@ from torch import Tensor
 from horizon_plugin_pytorch.compiled.choice import passes
 from horizon_plugin_pytorch.compiled.passes import Passes, is_serial
 from horizon_plugin_pytorch.fixed_point import kernels
-from horizon_plugin_pytorch.fixed_point.accumulator_plan import AccumulatorPlan, Geometry
-from horizon_plugin_pytorch.fixed_point.byte_convs import FloatConv, has_kernel, is_on_kernels, pack
+from horizon_plugin_pytorch.fixed_point.accumulator_plan import AccumulatorPlan, Geometry, channel_parts
+from horizon_plugin_pytorch.fixed_point.byte_convs import (
+    FloatConv,
+    fits_kernel,
+    has_kernel,
+    is_on_kernels,
+    pack,
+    summed_range,
+)
 from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     BYTE,
     TWO_BYTES,
@@ -47,9 +55,14 @@ class _Piece:
     channels: slice | None
 
 
-def _pieces(plan: AccumulatorPlan, groups: int) -> list[_Piece]:
+def _pieces(plan: AccumulatorPlan, groups: int, input_range: tuple[int, int]) -> list[_Piece]:
     """The pieces of a layer; the weights of a linear one are those of a pointwise convolution."""
     weights = [weight[..., None, None] if weight.dim() == 2 else weight for weight in plan.weights]
+    if groups == 1 and not all(fits_kernel(weight, input_range) for weight in weights):
+        whole = torch.cat(weights, 1)
+        nothing = torch.zeros(len(whole), dtype=torch.float64)
+        parts = channel_parts(whole.flatten(1), whole.shape[1], *summed_range(input_range), nothing)
+        weights = list(whole.tensor_split(parts, 1)) if parts else weights
     pieces, start = [], 0
     for weight in weights:
         stop = start + weight.shape[1]
@@ -145,7 +158,7 @@ class ByteLayer:
         self._walk = walk_of(geometry)
         self._is_pointwise = self._has_rows()
         self._lock = threading.Lock()
-        self._convs: list[PackedConv | FloatConv] = []
+        self._convs: Sequence[PackedConv | FloatConv] = ()
         self._matrix: Tensor | None = None
         numbers = _Numbers(plan.bias, plan.factor, plan.residual_factor)
         self._of_rows, self._of_images = numbers.reshape(-1), numbers.reshape(-1, 1, 1)
@@ -168,7 +181,7 @@ class ByteLayer:
             return TransposedLayer.of(plan, geometry, input_range, lambda p, g: cls.of(p, g, input_range, weight_bits))
         if plan.factor.dtype == torch.float64 or not is_within(input_range, BYTE):
             return WideLayer.of(plan, geometry, input_range)
-        return cls(plan, geometry, input_range, _pieces(plan, 1 if geometry is None else geometry.groups))
+        return cls(plan, geometry, input_range, _pieces(plan, 1 if geometry is None else geometry.groups, input_range))
 
     @property
     def nbytes(self) -> int:
@@ -225,7 +238,7 @@ class ByteLayer:
         weight = self._pieces[0].weight
         size = weight.flatten(1).float().abs().sum(1, dtype=torch.float64)  # a byte cannot hold that of -128
         reach = size * max(-self._range[0], self._range[1])
-        if float(reach.max()) >= EXACT_FLOAT32:
+        if float(reach.max()) >= EXACT_FLOAT32 or not fits_kernel(weight, self._range):
             return None
         line = choose_line(plan.factor, plan.bias, plan.low, plan.high, reach)
         rest = line.unproved
@@ -234,13 +247,13 @@ class ByteLayer:
         is_depthwise = weight.shape[:2] == (walk.groups, 1)
         if len(rest) > _MOST_UNPROVED * len(weight) or (len(rest) and walk.groups > 1 and not is_depthwise):
             return None
-        conv = self._convs[0] if self._convs else self._pack_for(weight, walk, shape)
+        (conv,) = self._convs or self._pack([weight], walk, shape)
         assert isinstance(conv, PackedConv)
         if len(rest) == 0:
             return _Rounding(conv, line, plan.low, plan.high)
         takes_rest = is_depthwise and walk.groups > 1
         rest_walk = replace(walk, groups=len(rest)) if takes_rest else walk
-        rest_conv = self._pack_for(weight[rest], rest_walk, shape)
+        (rest_conv,) = self._pack([weight[rest]], rest_walk, shape)
         assert isinstance(rest_conv, PackedConv)
         bias, factor = None if plan.bias is None else plan.bias[rest], plan.factor[rest].reshape(-1, 1, 1)
         return _Rounding(conv, line, plan.low, plan.high, rest, rest_conv, bias, factor, takes_rest)
@@ -351,7 +364,7 @@ class ByteLayer:
         return out.contiguous().as_strided(sizes, (height * width * channels, 1, width * channels, channels))
 
     def _sums_of_images(self, x: Tensor) -> Tensor:
-        convs = self._convs or self._pack(x.shape)
+        convs = self._convs or self._pack_pieces(x.shape)
         taken = convs[0].taken(x)
         if len(convs) == 1:
             return convs[0](taken, self._plan.bias)
@@ -366,14 +379,14 @@ class ByteLayer:
         bias = self._of_images.bias
         return total if bias is None else total.add_(bias)
 
-    def _pack(self, shape: torch.Size) -> list[PackedConv | FloatConv]:
+    def _pack_pieces(self, shape: torch.Size) -> Sequence[PackedConv | FloatConv]:
         with self._lock, torch.inference_mode(False), torch.no_grad():  # they outlive the call
             if not self._convs:
-                self._convs = [self._pack_for(p.weight, self._walk, shape) for p in self._pieces]
+                self._convs = self._pack([piece.weight for piece in self._pieces], self._walk, shape)
         return self._convs
 
-    def _pack_for(self, weight: Tensor, walk: Walk, shape: torch.Size) -> PackedConv | FloatConv:
-        return pack(weight.to(torch.int8), walk, self._range, shape)
+    def _pack(self, weights: list[Tensor], walk: Walk, shape: torch.Size) -> Sequence[PackedConv | FloatConv]:
+        return pack([weight.to(torch.int8) for weight in weights], walk, self._range, shape)
 
     def _finish(self, acc: Tensor, residual: Tensor | None, out: Tensor, by: _Numbers) -> None:
         """Residual, requantization and the output's type, of sums that this may write to.

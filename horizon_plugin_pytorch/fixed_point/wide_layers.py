@@ -29,7 +29,7 @@ from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     channel_parts,
     cut_layer,
 )
-from horizon_plugin_pytorch.fixed_point.byte_convs import FloatConv, pack
+from horizon_plugin_pytorch.fixed_point.byte_convs import FloatConv, pack, summed_range
 from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     BYTE,
     is_plain,
@@ -91,12 +91,13 @@ class WideLayer:
         parts: list[int] = []
         if geometry is None and not kernels.has_products():
             return None
-        if geometry is not None and geometry.groups == 1 and plan.parts > 1 and is_within(input_range, BYTE):
+        is_cut = plan.parts > 1 and is_within(input_range, BYTE) and input_range[0] >= 0  # as kernels need it
+        if geometry is not None and geometry.groups == 1 and is_cut:
             parts = [plan.parts]
         elif geometry is not None and not (_is_pointwise(plan, geometry) and kernels.has_products()):
             weight = _whole_weight(plan, geometry.groups).float()
             nothing = torch.zeros(len(weight), dtype=torch.float64)
-            ranges = _digit_ranges(input_range)
+            ranges = [summed_range(ends) for ends in _digit_ranges(input_range)]
             parts = [channel_parts(weight.flatten(1), weight.shape[1], *ends, nothing) for ends in ranges]
             if min(parts) == 0:
                 return None
@@ -261,9 +262,9 @@ class WideLayer:
         groups, pieces, start = self._walk.groups, [], 0
         whole = _whole_weight(self._plan, groups)
         weights = cut_layer(whole, 1, 1, self._parts[digit], 1, groups).weights
-        for weight in weights:
+        convs: Sequence[kernels.PackedConv | FloatConv] = pack(weights, self._walk, self._ranges[digit], shape)
+        for weight, conv in zip(weights, convs, strict=True):
             stop = start + weight.shape[1]
-            conv = pack(weight, self._walk, self._ranges[digit], shape)
             pieces.append(_Piece(conv, digit, slice(start, stop) if groups == 1 and len(weights) > 1 else None))
             start = stop
         return pieces

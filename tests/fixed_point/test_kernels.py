@@ -184,18 +184,30 @@ def test_a_product_of_matrices_that_saturates_is_refused() -> None:
     assert "matrices" in disproof(Kernels(exact_conv, paired_multiply))
 
 
-def test_sums_that_are_rounded_before_the_zero_point_is_taken_off_are_refused() -> None:
+def rounded_early(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> StandIn:
+    """As on AMX: sums of bytes become float32 before what the zero point adds to them is taken off."""
+    bare = Walk(walk.stride, (0, 0), walk.dilation, walk.groups)
+    raw = exact_conv(weight, bare, 0, shape)
+
+    def sums(x: Tensor) -> Tensor:
+        walked = F.pad(x, [walk.padding[1]] * 2 + [walk.padding[0]] * 2, value=zero_point)
+        return raw(walked, None) - raw(torch.full_like(walked, zero_point), None)
+
+    return StandIn(sums, raw.steps, zero_point)
+
+
+def test_sums_of_bytes_may_be_rounded_before_the_zero_point_is_taken_off() -> None:
+    """Layers are cut so that it makes no difference: see `test_byte_layers.py`."""
+    assert disproof(Kernels(rounded_early, exact_multiply)) == ""
+    assert rounding_disproof(Kernels(rounded_early, exact_multiply)) == ""
+
+
+def test_sums_below_the_limit_must_not_be_rounded() -> None:
     def pack(weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> StandIn:
-        bare = Walk(walk.stride, (0, 0), walk.dilation, walk.groups)
-        raw = exact_conv(weight, bare, 0, shape)
+        exact = rounded_early(weight, walk, zero_point, shape)
+        return StandIn(lambda x: exact.sums(x).div(2).round().mul(2), exact.steps, zero_point)
 
-        def sums(x: Tensor) -> Tensor:
-            walked = F.pad(x, [walk.padding[1]] * 2 + [walk.padding[0]] * 2, value=zero_point)
-            return raw(walked, None) - raw(torch.full_like(walked, zero_point), None)
-
-        return StandIn(sums, raw.steps, zero_point)
-
-    assert "long sums" in disproof(Kernels(pack, exact_multiply))
+    assert "has wrong sums" in disproof(Kernels(pack, exact_multiply))
 
 
 def test_what_torch_does_not_have_is_no_error() -> None:
