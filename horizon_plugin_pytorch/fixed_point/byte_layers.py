@@ -36,15 +36,17 @@ from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     slices,
     walk_of,
 )
-from horizon_plugin_pytorch.fixed_point.kernels import PackedConv, Walk
+from horizon_plugin_pytorch.fixed_point.kernels import PackedConv, PackedLinear, Walk
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, Line, choose_line
 from horizon_plugin_pytorch.fixed_point.transposed_layers import TransposedLayer
 from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 
 _CHUNK = 1 << 19  # sums that are finished together: two megabytes
 _MOST_UNPROVED = 0.25  # of the channels
+_ROWS = 256  # for which the weights of a linear layer are laid out
 _MOST_TASKS = 64  # shapes of inputs that a layer remembers
 _FEW_SUMS = 1 << 16  # of which to compute some channels again takes longer than to finish them all
+_FEW_ROW_SUMS = 1 << 15  # which a product of matrices gives sooner than a kernel with the weights of a layer
 
 
 @dataclass(frozen=True)
@@ -112,12 +114,12 @@ class _Rounding:
         takes_rest: does their layer have as many inputs as they are? A depthwise one has.
     """
 
-    conv: PackedConv
+    conv: PackedConv | PackedLinear
     line: Line
     low: int
     high: int
     rest: Tensor | None = None
-    rest_conv: PackedConv | None = None
+    rest_conv: PackedConv | PackedLinear | None = None
     rest_bias: Tensor | None = None
     rest_factor: Tensor | None = None
     takes_rest: bool = False
@@ -126,8 +128,14 @@ class _Rounding:
         """Is it, for so many sums, than to finish them all on float32?"""
         return self.rest is None or sums >= _FEW_SUMS
 
-    def __call__(self, taken: Tensor) -> Tensor:
-        """int8, channels last, of an input as the kernel takes it."""
+    @property
+    def has_rows(self) -> bool:
+        """Does it take rows, and not images?"""
+        return isinstance(self.conv, PackedLinear)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """int8, images with channels last, of the same."""
+        taken = self.conv.taken(x)
         out = self.conv.rounded(taken, self.line.scale, self.line.offset, self.low, self.high)
         if self.rest is None:
             return out
@@ -160,6 +168,9 @@ class ByteLayer:
         self._lock = threading.Lock()
         self._convs: Sequence[PackedConv | FloatConv] = ()
         self._matrix: Tensor | None = None
+        self._is_of_rows = self._is_pointwise or geometry is None
+        self._rows_kernel: PackedLinear | None = None
+        self._is_rows_kernel_known = not self._is_of_rows
         numbers = _Numbers(plan.bias, plan.factor, plan.residual_factor)
         self._of_rows, self._of_images = numbers.reshape(-1), numbers.reshape(-1, 1, 1)
         self._width, self._type = plan.factor.numel(), output_type(plan)
@@ -217,6 +228,8 @@ class ByteLayer:
 
         To look for the numbers that it needs takes as long as some runs do: not for a layer that runs only once.
         """
+        if self._is_of_rows and sums < _FEW_ROW_SUMS:
+            return None
         if not self._is_rounding_known:
             if not self._has_run:
                 self._has_run = True
@@ -242,11 +255,17 @@ class ByteLayer:
             return None
         line = choose_line(plan.factor, plan.bias, plan.low, plan.high, reach)
         rest = line.unproved
-        if len(rest) and self._geometry is None:  # a product of matrices and its finish take less than two kernels
+        linear = self._rows_kernel if self._is_rows_kernel_known else self._find_rows_kernel()
+        if len(rest) and self._geometry is None and linear is None:  # a product and its finish take less
             return None
         is_depthwise = weight.shape[:2] == (walk.groups, 1)
         if len(rest) > _MOST_UNPROVED * len(weight) or (len(rest) and walk.groups > 1 and not is_depthwise):
             return None
+        bias, factor = None if plan.bias is None else plan.bias[rest], plan.factor[rest]
+        if linear is not None:
+            again = PackedLinear(self._whole_matrix()[rest], 128 if self._range[0] < 0 else 0, _ROWS)
+            some = (rest, again, bias, factor) if len(rest) else ()
+            return _Rounding(linear, line, plan.low, plan.high, *some)
         (conv,) = self._convs or self._pack([weight], walk, shape)
         assert isinstance(conv, PackedConv)
         if len(rest) == 0:
@@ -255,8 +274,17 @@ class ByteLayer:
         rest_walk = replace(walk, groups=len(rest)) if takes_rest else walk
         (rest_conv,) = self._pack([weight[rest]], rest_walk, shape)
         assert isinstance(rest_conv, PackedConv)
-        bias, factor = None if plan.bias is None else plan.bias[rest], plan.factor[rest].reshape(-1, 1, 1)
-        return _Rounding(conv, line, plan.low, plan.high, rest, rest_conv, bias, factor, takes_rest)
+        by_image = factor.reshape(-1, 1, 1)
+        return _Rounding(conv, line, plan.low, plan.high, rest, rest_conv, bias, by_image, takes_rest)
+
+    def _find_rows_kernel(self) -> PackedLinear | None:
+        """The kernel of a linear layer, or of a pointwise convolution: one whose sums fit, where it is proved."""
+        with torch.inference_mode(False), torch.no_grad():
+            if not self._is_rows_kernel_known:
+                if len(self._pieces) == 1 and fits_kernel(self._pieces[0].weight, self._range) and kernels.has_linear():
+                    self._rows_kernel = PackedLinear(self._whole_matrix(), 128 if self._range[0] < 0 else 0, _ROWS)
+                self._is_rows_kernel_known = True
+        return self._rows_kernel
 
     def _linear(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         if not is_on_kernels(self._range):  # float32 takes as long on bytes, and has to make them
@@ -265,8 +293,10 @@ class ByteLayer:
         rounding = None
         if residual is None:
             rounding = self._rounding_of(len(rows) * self._width, (1, x.shape[-1], len(rows), 1))
+        if rounding is not None and rounding.has_rows:
+            return rounding(rows).reshape(*x.shape[:-1], self._width)
         if rounding is not None:  # rows are the positions of an image
-            image = rounding(rounding.conv.taken(_as_image(rows)))
+            image = rounding(_as_image(rows))
             return image[0, :, :, 0].t().reshape(*x.shape[:-1], image.shape[1])
         shape = (*x.shape[:-1], self._width)
         if residual is not None and residual.shape != shape:
@@ -288,6 +318,10 @@ class ByteLayer:
 
     def _sums_of_rows(self, rows: Tensor) -> Tensor:
         """int32 without the bias, or float32 with it."""
+        if len(rows) * self._width >= _FEW_ROW_SUMS:
+            linear = self._rows_kernel if self._is_rows_kernel_known else self._find_rows_kernel()
+            if linear is not None:
+                return linear(linear.taken(rows), self._plan.bias)
         matrix = self._matrix if self._matrix is not None else self._transpose()
         if matrix is None:
             return self._sums_of_images(_as_image(rows))[0, :, :, 0].t()
@@ -327,11 +361,11 @@ class ByteLayer:
         sizes = task.sizes
         if sizes is None or (residual is not None and residual.shape != sizes):
             return None
-        if task.is_product:
-            return self._pixels(x, residual, sizes)
         rounding = self._rounding_of(task.sums, x.shape) if residual is None else None
         if rounding is not None:
-            return rounding(rounding.conv.taken(x))
+            return _as_pixels(rounding(_pixels_of(x)), sizes) if rounding.has_rows else rounding(x)
+        if task.is_product:
+            return self._pixels(x, residual, sizes)
         if task.at_once >= sizes[0]:
             return self._finished(self._sums_of_images(x), residual, self._of_images)
         out = torch.empty(sizes, dtype=self._type, memory_format=torch.channels_last)
@@ -359,9 +393,7 @@ class ByteLayer:
 
     def _pixels(self, x: Tensor, residual: Tensor | None, sizes: torch.Size) -> Tensor:
         """A pointwise convolution as a product of matrices."""
-        out = self._rows(_pixels_of(x), None if residual is None else _pixels_of(residual))
-        _, channels, height, width = sizes
-        return out.contiguous().as_strided(sizes, (height * width * channels, 1, width * channels, channels))
+        return _as_pixels(self._rows(_pixels_of(x), None if residual is None else _pixels_of(residual)), sizes)
 
     def _sums_of_images(self, x: Tensor) -> Tensor:
         convs = self._convs or self._pack_pieces(x.shape)
@@ -448,6 +480,12 @@ def _pixels_of(x: Tensor) -> Tensor:
     if x.is_contiguous(memory_format=torch.channels_last):
         return x.as_strided((batch * height * width, channels), (channels, 1))
     return x.permute(0, 2, 3, 1).reshape(-1, channels)
+
+
+def _as_pixels(rows: Tensor, sizes: torch.Size) -> Tensor:
+    """Images whose pixels these rows are."""
+    _, channels, height, width = sizes
+    return rows.contiguous().as_strided(sizes, (height * width * channels, 1, width * channels, channels))
 
 
 def _rows_of(x: Tensor) -> Tensor | None:

@@ -61,11 +61,8 @@ class PackedConv:
 
         Those that are uint8 have it already.
         """
-        if x.dtype == torch.uint8:
-            return x.contiguous(memory_format=torch.channels_last)
         # First the layout, then the type: to do both at once takes torch up to twice as long.
-        taken = x.contiguous(memory_format=torch.channels_last).to(torch.int8).view(torch.uint8)
-        return taken.bitwise_xor(128) if self._zero_point else taken  # the zero point is 128
+        return _as_unsigned(x.contiguous(memory_format=torch.channels_last), self._zero_point)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Sums and bias in float32, channels last: exact while they stay below 2**24, with the zero point in `x` too.
@@ -82,11 +79,53 @@ class PackedConv:
 
     def rounded(self, x: Tensor, scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
         """``clamp(round(float32(float32(acc * scale) + offset)), low, high)`` of the sums: int8, channels last."""
-        is_whole = (low, high) == (-128, 127)
         return torch.ops.onednn.qconv2d_pointwise(
             x, 1.0, self._zero_point, self._packed, scale, self._zeros, offset, *self._geometry,
-            1.0, 0, torch.int8, "none" if is_whole else "hardtanh", [] if is_whole else [float(low), float(high)], "",
+            1.0, 0, torch.int8, *_limiting(low, high), "",
         )  # fmt: skip
+
+
+class PackedLinear:
+    """Weights of a linear layer, with the methods of `PackedConv` on rows.
+
+    Args:
+        weight: int8, [out, in].
+        rows: of an input, for which the layout is chosen.
+    """
+
+    def __init__(self, weight: Tensor, zero_point: int, rows: int) -> None:
+        self._zero_point = zero_point
+        self._scale = torch.ones(len(weight))
+        self._zeros = torch.zeros(len(weight), dtype=torch.long)
+        self._packed = torch.ops.onednn.qlinear_prepack(weight, [rows, weight.shape[1]])
+
+    def taken(self, x: Tensor) -> Tensor:
+        return _as_unsigned(x.contiguous(), self._zero_point)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.ops.onednn.qlinear_pointwise(
+            x, 1.0, self._zero_point, self._packed, self._scale, self._zeros, bias,
+            1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip
+
+    def rounded(self, x: Tensor, scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
+        return torch.ops.onednn.qlinear_pointwise(
+            x, 1.0, self._zero_point, self._packed, scale, self._zeros, offset,
+            1.0, 0, torch.int8, *_limiting(low, high), "",
+        )  # fmt: skip
+
+
+def _as_unsigned(x: Tensor, zero_point: int) -> Tensor:
+    """Integers of a byte with the zero point added, as kernels take them. Those that are uint8 have it already."""
+    if x.dtype == torch.uint8:
+        return x
+    unsigned = x.to(torch.int8).view(torch.uint8)
+    return unsigned.bitwise_xor(128) if zero_point else unsigned  # the zero point is 128
+
+
+def _limiting(low: int, high: int) -> tuple[str, list[float]]:
+    """What a kernel does to its output, and the arguments of that."""
+    return ("none", []) if (low, high) == (-128, 127) else ("hardtanh", [float(low), float(high)])
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
@@ -102,8 +141,8 @@ def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return torch._int_mm(a, b, out=out)
 
 
-class Conv(Protocol):
-    """What a convolution can do: see `PackedConv`."""
+class Packed(Protocol):
+    """What a convolution or a linear layer can do: see `PackedConv`."""
 
     def taken(self, x: Tensor) -> Tensor: ...
 
@@ -114,10 +153,11 @@ class Conv(Protocol):
 
 @dataclass(frozen=True)
 class Kernels:
-    """The kernels that are proved and used: `PackedConv` and `multiply`, or others with their arguments."""
+    """The kernels that are proved and used: `PackedConv` and the others, or such with their arguments."""
 
-    conv: Callable[[Tensor, Walk, int, torch.Size], Conv] = PackedConv
+    conv: Callable[[Tensor, Walk, int, torch.Size], Packed] = PackedConv
     multiply: Callable[..., Tensor] = multiply
+    linear: Callable[[Tensor, int, int], Packed] = PackedLinear
 
 
 # Input channels, output channels, kernel, walk, image: those of real layers, and odd ones. oneDNN has a kernel of its
@@ -176,6 +216,11 @@ def products_disproof(kernels: Kernels) -> str:
 def rounding_disproof(kernels: Kernels, reach: Reach = Reach.BYTES) -> str:
     """What shows that a kernel's own requantization is not that of `PackedConv.rounded`; empty if it is."""
     return _first(_wrong_roundings(kernels, reach))
+
+
+def linear_disproof(kernels: Kernels, reach: Reach = Reach.BYTES) -> str:
+    """What shows that linear layers have wrong sums, or are rounded otherwise; empty if they have neither."""
+    return _first(_wrong_linear_layers(kernels, reach))
 
 
 def _first(failures: Iterator[str]) -> str:
@@ -239,28 +284,69 @@ def _is_exact(kernels: Kernels, x: Tensor, weight: Tensor, walk: Walk, zero_poin
     return torch.equal(conv(conv.taken(x), bias), exact.float())
 
 
+def _wrong_linear_layers(kernels: Kernels, reach: Reach) -> Iterator[str]:
+    generator = torch.Generator().manual_seed(0)
+    lowest = -128 if reach is Reach.BYTES else 0
+    for (inputs, weights), (rows, length, outputs) in itertools.product(_PATTERNS, _PRODUCTS):
+        a = _FILLS[inputs]((rows, length), lowest, 127, generator)
+        weight = _limited(_FILLS[weights]((outputs, length), -128, 127, generator))
+        exact, bias = a.double() @ weight.double().t(), torch.arange(outputs).float() - 3
+        for zero_point in _zero_points(inputs, reach):
+            linear = kernels.linear(weight.to(torch.int8), zero_point, rows)
+            if not torch.equal(linear(linear.taken(a), bias), (exact + bias).float()):
+                yield f"a linear layer, {rows}x{length} by {length}x{outputs}, {inputs} by {weights}, has wrong sums"
+    for (rows, length, outputs), (zero_point, low, high) in itertools.product(_PRODUCTS, _limits_tried(reach)):
+        x, weight = _random_operands(torch.Size([rows, length]), torch.Size([outputs, length]), reach, generator)
+        sums = (x - zero_point).double() @ weight.double().t()
+        linear = kernels.linear(weight.to(torch.int8), zero_point, rows)
+        if not _rounds(linear, x.to(torch.uint8), sums.t(), low, high, generator):
+            yield f"a linear layer, {rows}x{length}, limits {low} and {high}, is rounded otherwise"
+
+
 def _wrong_roundings(kernels: Kernels, reach: Reach) -> Iterator[str]:
     generator = torch.Generator().manual_seed(0)
-    is_whole = reach is Reach.BYTES
-    signed = 128 if is_whole else 0
     for name, (channels, outputs, kernel, walk, image) in _CONVOLUTIONS.items():
-        for zero_point, (low, high) in ((0, (0, 127)), (signed, (-128, 127)), (signed, (0, 96))):
-            x = torch.randint(256 if is_whole else 128, (2, channels, *image), generator=generator)
-            weight = torch.randint(-128, 128, (outputs, channels // walk.groups, *kernel), generator=generator)
+        for zero_point, low, high in _limits_tried(reach):
+            shapes = torch.Size([2, channels, *image]), torch.Size([outputs, channels // walk.groups, *kernel])
+            x, weight = _random_operands(*shapes, reach, generator)
             walked = walk.stride, walk.padding, walk.dilation, walk.groups
-            sums = F.conv2d((x - zero_point).double(), weight.double(), None, *walked).float()
-            by_channel = sums.transpose(0, 1).flatten(1)
-            scale = torch.rand(outputs, generator=generator).add_(0.2) * 100 / by_channel.abs().amax(1).clamp_(min=1)
-            # The first sum of each channel lands on a half if it is rounded after the product and after the offset, and
-            # rarely otherwise. So an order of steps that is not this one shows.
-            half = torch.randint(low, high, (outputs,), generator=generator) + 0.5
-            offset = half - by_channel[:, 0] * scale
-            expected = by_channel.mul(scale.unsqueeze(1)).add_(offset.unsqueeze(1)).round_().clamp_(low, high)
+            sums = F.conv2d((x - zero_point).double(), weight.double(), None, *walked)
             taken = x.to(torch.uint8).contiguous(memory_format=torch.channels_last)
             conv = kernels.conv(weight.to(torch.int8), walk, zero_point, x.shape)
-            got = conv.rounded(taken, scale, offset, low, high)
-            if got.dtype != torch.int8 or not torch.equal(got.transpose(0, 1).flatten(1).float(), expected):
+            if not _rounds(conv, taken, sums.transpose(0, 1), low, high, generator):
                 yield f"a convolution ({name}), limits {low} and {high}, zero point {zero_point}, is rounded otherwise"
+
+
+def _limits_tried(reach: Reach) -> tuple[tuple[int, int, int], ...]:
+    """Zero points, and limits of outputs."""
+    signed = 128 if reach is Reach.BYTES else 0
+    return (0, 0, 127), (signed, -128, 127), (signed, 0, 96)
+
+
+def _random_operands(
+    shape: torch.Size, weight: torch.Size, reach: Reach, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Bytes as kernels take them, and weights."""
+    x = torch.randint(256 if reach is Reach.BYTES else 128, shape, generator=generator)
+    return x, torch.randint(-128, 128, weight, generator=generator)
+
+
+def _rounds(packed: Packed, taken: Tensor, sums: Tensor, low: int, high: int, generator: torch.Generator) -> bool:
+    """Does a kernel requantize as `PackedConv.rounded` says?
+
+    Args:
+        sums: with the output channels first.
+    """
+    by_channel = sums.float().flatten(1)
+    outputs = len(by_channel)
+    scale = torch.rand(outputs, generator=generator).add_(0.2) * 100 / by_channel.abs().amax(1).clamp_(min=1)
+    # The first sum of each channel lands on a half if it is rounded after the product and after the offset, and
+    # rarely otherwise. So an order of steps that is not this one shows.
+    half = torch.randint(low, high, (outputs,), generator=generator) + 0.5
+    offset = half - by_channel[:, 0] * scale
+    expected = by_channel.mul(scale.unsqueeze(1)).add_(offset.unsqueeze(1)).round_().clamp_(low, high)
+    got = packed.rounded(taken, scale, offset, low, high)
+    return got.dtype == torch.int8 and torch.equal(got.transpose(0, 1).flatten(1).float(), expected)
 
 
 Proof = Callable[[Kernels, Reach], str]
@@ -355,6 +441,11 @@ def are_kernels_used() -> bool:
 def has_products() -> bool:
     """Is `multiply` proved, and on a kernel? Where bytes have no kernel, torch multiplies number by number."""
     return kernel_reach() is Reach.BYTES
+
+
+def has_linear() -> bool:
+    """Is `PackedLinear` proved for all bytes? Only then do layers run on it; the first call in a process tries it."""
+    return _choice.reach is Reach.BYTES and not _choice.found(linear_disproof, Reach.BYTES)
 
 
 def are_kernels_rounding() -> bool:

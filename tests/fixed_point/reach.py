@@ -10,7 +10,7 @@ import pytest
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.fixed_point import kernels
-from horizon_plugin_pytorch.fixed_point.kernels import Kernels, PackedConv, Reach, disproof
+from horizon_plugin_pytorch.fixed_point.kernels import Kernels, PackedConv, PackedLinear, Reach, disproof
 
 needs_kernels = pytest.mark.skipif(
     bool(disproof(Kernels(), Reach.SEVEN_BITS)), reason="the kernels of this machine are not exact, or torch has none"
@@ -40,7 +40,7 @@ def with_all_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often kernels run from here on, by kind; those of proofs do not count."""
-    kernels.proved_reach(), kernels.are_kernels_rounding()
+    kernels.proved_reach(), kernels.are_kernels_rounding(), kernels.has_linear()
     calls: Counter[str] = Counter()
 
     def counted(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,5 +52,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(PackedConv, "__call__", counted("sums", PackedConv.__call__))
     monkeypatch.setattr(PackedConv, "rounded", counted("rounded", PackedConv.rounded))
+    monkeypatch.setattr(PackedLinear, "__call__", counted("rows", PackedLinear.__call__))
+    monkeypatch.setattr(PackedLinear, "rounded", counted("rounded rows", PackedLinear.rounded))
     monkeypatch.setattr(kernels, "multiply", counted("products", kernels.multiply))
     return calls

@@ -14,7 +14,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.fixed_point import byte_convs, byte_layers, byte_products, kernels, wide_layers
 from horizon_plugin_pytorch.fixed_point.byte_convs import is_on_kernels
 from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk, disproof
-from tests.fixed_point.reach import needs_all_bytes, needs_kernels, with_all_bytes
+from tests.fixed_point.reach import count_calls, needs_all_bytes, needs_kernels, with_all_bytes
 from tests.fixed_point.test_kernels import rounded_early
 
 
@@ -107,6 +107,42 @@ def test_kernels_that_requantize_give_the_integers_of_the_definition(
     expected = run(small, None, *fp.flatten(*([plan] if walk is None else [plan, walk])))
     assert out is not None and torch.equal(out.float(), expected)
     assert layer._rounding is not None or kind in ("grouped", "linear") or not is_on_kernels((lowest, 127))
+
+
+@needs_all_bytes
+@pytest.mark.parametrize(("low", "high"), [(-128, 127), (0, 127), (-128, 90)])
+@pytest.mark.parametrize("lowest", [-128, 0], ids=["signed", "relu"])
+@pytest.mark.parametrize("kind", ["linear", "pointwise"])
+def test_rows_run_on_a_kernel_of_their_own(
+    kind: str, lowest: int, low: int, high: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linear layers and pointwise convolutions, where they have many sums; proved channels and others."""
+    calls = count_calls(monkeypatch)
+    is_linear = kind == "linear"
+    generator = torch.Generator().manual_seed(low + high)
+    weight = torch.randint(-127, 128, (100, 64, *[1] * (0 if is_linear else 2)), generator=generator).float()
+    scale = 10 ** -(torch.rand(100, generator=generator, dtype=torch.float64) * 2 + 2)
+    bias = torch.randn(100, generator=generator, dtype=torch.float64) * 30
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": low, "high": high}
+    plan = fp.plan_accumulator(weight, bias, scale, torch.tensor([1.0]), input_range=(lowest, 127), **facts)
+    walk = _same_size(weight.shape, 1)
+    layer = fp.ByteLayer.of(plan, walk, (lowest, 127), 8)
+    assert layer is not None
+    run = (
+        (lambda x: fp.linear(x, None, *fp.flatten(plan)))
+        if walk is None
+        else (lambda x: fp.conv(x, None, *fp.flatten(plan, walk)))
+    )
+    for count in (100, 500, 1000):  # sums below all limits, between them, above
+        size = (count, 64) if is_linear else (2, 64, count // 20, 10)
+        x = torch.randint(lowest, 128, size, generator=generator).float()
+        expected = run(x)
+        for _ in range(3):
+            out = layer(x.to(torch.int8), None)
+            assert out is not None and out.dtype == torch.int8 and torch.equal(out.float(), expected)
+    assert layer._rounding is not None and layer._rounding.has_rows and layer._rounding.rest is not None
+    assert calls["rows"] > 0 and calls["rounded rows"] > 0 and calls["products"] > 0
+    assert not calls["sums"] and not calls["rounded"]
 
 
 @pytest.mark.parametrize(("lowest", "highest"), [(-128, 127), (-32768, 32767)], ids=["int8", "int16"])

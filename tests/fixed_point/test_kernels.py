@@ -144,6 +144,48 @@ def test_a_requantization_in_other_steps_is_refused(steps: Steps) -> None:
     assert disproof(kernels) == ""
 
 
+def as_linear(conv: Callable[..., StandIn]) -> Callable[..., Any]:
+    """A linear layer as a convolution of one pixel for each row."""
+
+    class Rows:
+        def __init__(self, weight: Tensor, zero_point: int, rows: int) -> None:
+            self._conv = conv(weight[..., None, None], Walk(), zero_point, torch.Size([rows, weight.shape[1], 1, 1]))
+
+        def taken(self, x: Tensor) -> Tensor:
+            return self._conv.taken(x)
+
+        def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+            return self._conv(x[..., None, None], bias)[..., 0, 0]
+
+        def rounded(self, x: Tensor, scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
+            return self._conv.rounded(x[..., None, None], scale, offset, low, high)[..., 0, 0]
+
+    return Rows
+
+
+@pytest.mark.parametrize(
+    ("conv", "wrong"),
+    [
+        (exact_conv, ""),
+        (functools.partial(exact_conv, steps=lambda a, s, b: (a * s + b).trunc()), "is rounded otherwise"),
+        (functools.partial(exact_conv, steps=lambda a, s, b: ((a + b / s) * s).round()), "is rounded otherwise"),
+        (paired_conv(lambda walk, weight: True), "has wrong sums"),
+    ],
+    ids=["exact", "cut off", "offset first", "saturates"],
+)
+def test_linear_layers_are_proved_by_themselves(conv: Callable[..., StandIn], wrong: str) -> None:
+    found = kernels.linear_disproof(Kernels(exact_conv, exact_multiply, as_linear(conv)))
+    assert wrong in found and bool(found) == bool(wrong)
+
+
+@needs_all_bytes
+def test_where_linear_layers_have_no_proof_they_run_on_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    fp.use_integer_kernels(True)
+    assert kernels.has_linear()
+    monkeypatch.setitem(kernels._choice._found, (kernels.linear_disproof, Reach.BYTES), "wrong on purpose")
+    assert not kernels.has_linear() and kernels.has_products()
+
+
 @pytest.mark.parametrize("wrong", ["rows", "columns"])
 def test_products_are_tried_with_matrices_in_rows_and_in_columns(wrong: str) -> None:
     def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
