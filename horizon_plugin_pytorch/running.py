@@ -184,6 +184,11 @@ def interceptor() -> Any:
     return None if run is None else run.handler
 
 
+def is_any_running() -> bool:
+    """Is a model at work in this thread that runs its own forward?"""
+    return bool(_THREAD.runs or _THREAD.forwards)
+
+
 def is_in_forward() -> bool:
     """Does code of a prepared model run that was not seen before it ran?"""
     return bool(_THREAD.forwards) or interceptor() is not None

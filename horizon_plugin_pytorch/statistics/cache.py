@@ -123,6 +123,11 @@ class Cache:
 
     _get_untraced = untraced(_get)
 
+    def known(self, sources: tuple[Tensor, ...]) -> Any:
+        """The value for these tensors; None if there is none, or one of them was replaced or written to."""
+        entry = self._entry
+        return entry[2] if entry is not None and _match(entry[0], sources) else None
+
     @untraced
     def holds(self, sources: tuple[Tensor, ...]) -> bool:
         """Is there a value for these tensors, and none of them was written to since?"""
@@ -147,6 +152,36 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
         for name, v in vars(module).items()
         if name[0] != "_"
     }
+
+
+class Settings:
+    """The public attributes of a module, to ask whether it has them still: all at once, and not one by one.
+
+    Of a module whose attributes are other objects when they change; see `Settings.can_tell`.
+
+    >>> flatten = nn.Flatten(2)
+    >>> settings = Settings(flatten)
+    >>> flatten.start_dim = 1
+    >>> settings.are_of(flatten)
+    False
+    """
+
+    __slots__ = ("_count", "_names", "_values")
+
+    def __init__(self, module: nn.Module) -> None:
+        own = vars(module)
+        self._names, self._count = tuple([name for name in own if name[0] != "_"]), len(own)
+        self._values = tuple(map(own.get, self._names))
+
+    @staticmethod
+    def can_tell(module: nn.Module) -> bool:
+        """Are its attributes other objects when they change?"""
+        return all(_COPIES[type(value)] is _itself for name, value in vars(module).items() if name[0] != "_")
+
+    def are_of(self, module: nn.Module) -> bool:
+        """Are these the attributes of a module?"""
+        own = vars(module)
+        return len(own) == self._count and _are_equal(tuple(map(own.get, self._names)), self._values)
 
 
 def _itself(value: Any) -> Any:

@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.fake_quant.qconfig import asked_input, spell
 from horizon_plugin_pytorch.nn import intrinsic
 from horizon_plugin_pytorch.nn.intrinsic import FORMS, Form, check_rank, derive
 from horizon_plugin_pytorch.nn.qat.module import QATModule, real, relu_limits
+from horizon_plugin_pytorch.nn.qat.quick_twin import QuickTwin
 from horizon_plugin_pytorch.operators.arguments import arguments_by_name
 from horizon_plugin_pytorch.operators.support import Marches
 from horizon_plugin_pytorch.operators.table import (
@@ -36,6 +37,7 @@ from horizon_plugin_pytorch.operators.table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.located import QUICK
 from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.runtime.real_tensor import unmarked
 from horizon_plugin_pytorch.runtime.stochastic import is_draw
@@ -232,7 +234,10 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
     def _exact_alone(self, x: QTensor, residual: QTensor | None) -> Any:
         """What `exact` gives then: the twin takes the tensors as they are here."""
         self.check_nan()
-        out = unmarked(self.twin().run(x, residual))  # type: ignore[operator]
+        twin: Any = self.twin()
+        out = unmarked(twin.run(x, residual))
+        self.__dict__[QUICK] = None  # counted among the attributes
+        self.__dict__[QUICK] = QuickTwin.of(self, twin)
         return out._as_training() if isinstance(out, QTensor) else out
 
     def _with_weight(self, weight: Tensor, x: Any, residual: Any) -> Any:

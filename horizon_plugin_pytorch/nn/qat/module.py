@@ -130,6 +130,10 @@ class QATModule(PlacedModule):
         """The quantized module for the current weights and scales."""
         return self._twin.get(tuple(self.twin_sources()), self._make_twin, self.twin_facts())
 
+    def known_twin(self) -> nn.Module | None:
+        """The quantized module, if it was made for these weights and scales; its settings are not compared."""
+        return self._twin.known(tuple(self.twin_sources()))
+
     def require_numbers(self) -> None:
         """Refuse scales and parameters that integers cannot have.
 

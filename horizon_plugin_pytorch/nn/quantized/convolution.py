@@ -38,6 +38,10 @@ class Convolution(QuantizedGemm):
             return self.compute(x.unsqueeze(0), None if residual is None else residual.unsqueeze(0), plan).squeeze(0)
         return fp.conv(self.padded(x), residual, *fp.flatten(plan, self.geometry))
 
+    @property
+    def is_padding(self) -> bool:
+        return bool(self.explicit_padding)
+
     def padded(self, x: Tensor) -> Tensor:
         if not self.explicit_padding:
             return x

@@ -16,7 +16,9 @@ from horizon_plugin_pytorch.fake_quant.rounding import integer_limits
 from horizon_plugin_pytorch.march import March, get_march
 from horizon_plugin_pytorch.nn.intrinsic import CalledByAdd, Form, check_rank
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
+from horizon_plugin_pytorch.nn.quantized.quick_call import Held, QuickCall, is_known_by_a_number
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.located import QUICK
 from horizon_plugin_pytorch.untraced import is_recorded
 
 
@@ -180,15 +182,32 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
         out = self._on_bytes(x, residual, plan)
         if out is None:
             out = self.compute(x.as_grid(), None if residual is None else residual.as_grid(), plan.accumulator)
-        if self._buffers["scale"] is not None:
-            return self.output(out, plan.accumulator.low, plan.accumulator.high)
-        return self.real_output(out)
+        if self._buffers["scale"] is None:
+            return self.real_output(out)
+        result = self.output(out, plan.accumulator.low, plan.accumulator.high)
+        if result._bytes is not None:
+            self._learn(x, residual, plan, result)
+        return result
+
+    def _learn(self, x: QTensor, residual: QTensor | None, plan: LayerPlan, out: QTensor) -> None:
+        """The next call may be like this one, which ran on integer kernels."""
+        inputs = (x,) if residual is None else (x, residual)
+        if self._planned_for is None or self.is_padding or self.writes_input or self.gives_accumulator:
+            return
+        if all(map(is_known_by_a_number, inputs)):
+            held = None if self._sealed is not None else Held(self._planned_for, self.__dict__["_kept"], self._plans)
+            self.__dict__[QUICK] = QuickCall(plan.on_bytes, inputs, out, held)
 
     def _on_bytes(self, x: QTensor, residual: QTensor | None, plan: LayerPlan) -> Tensor | None:
         """What the layer gives on integer kernels; None where it does not run on them."""
         if plan.on_bytes is None or is_recorded() or not fp.are_kernels_used():
             return None
         return plan.on_bytes(self.padded(x.as_bytes()), None if residual is None else residual.as_bytes())
+
+    @property
+    def is_padding(self) -> bool:
+        """Is its input padded with what the layer's plan does not know of?"""
+        return False
 
     def padded(self, x: Tensor) -> Tensor:
         """The input with what the layer's plan does not know of."""

@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.nn.quantized.former_parameter import FormerParameter
 from horizon_plugin_pytorch.nn.quantized.plans import PlanCache
 from horizon_plugin_pytorch.qtensor import QTensor, byte_qtensor, integer_qtensor
 from horizon_plugin_pytorch.running import asked_by_model, asked_in_forward
-from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.runtime.located import QUICK, PlacedModule
 from horizon_plugin_pytorch.statistics.cache import Cache
 
 
@@ -102,6 +102,7 @@ class QuantizedModule(PlacedModule):
     def forget_plans(self) -> None:
         """Drop all plans; they are made anew when needed."""
         self.__dict__["_kept"] = Cache()
+        self.__dict__.pop(QUICK, None)
 
     @property
     def plan_bytes(self) -> int:

@@ -200,7 +200,7 @@ def test_values_that_are_not_finite_are_named(open_page: Any) -> None:
 
 def wait_for_detail(page: Any, operator: str) -> None:
     """The panel follows the address, which follows a key: a moment later."""
-    page.wait_for_function("name => document.getElementById('detail-name').textContent === name", arg=operator)
+    page.wait_for_function("name => document.getElementById('detail-name')?.textContent === name", arg=operator)
 
 
 def test_everything_by_keyboard(open_page: Any, network: Document) -> None:
