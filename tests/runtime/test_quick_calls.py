@@ -314,6 +314,17 @@ def test_a_layer_is_freed_with_its_last_owner() -> None:
         gc.enable()
 
 
+def test_training_frees_the_integer_forms() -> None:
+    model = _model("VALIDATION")
+    with torch.no_grad():
+        for _ in range(3):
+            model(_images())
+    twin = weakref.ref(_second(model).twin())
+    model.train()
+    gc.collect()
+    assert twin() is None
+
+
 def test_a_recorded_model_is_recorded_as_a_whole(warm: Any) -> None:
     images = _images()
     traced = torch.jit.trace(warm, (images,), check_trace=False)

@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.nn.qat.notes import ModelNotes
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, require_float32
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, exact_qtensor
 from horizon_plugin_pytorch.running import asked_in_forward
-from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.runtime.located import QUICK, PlacedModule
 from horizon_plugin_pytorch.runtime.real_tensor import RealOutput, unmarked
 from horizon_plugin_pytorch.statistics.cache import Cache, plain_attributes
 from horizon_plugin_pytorch.untraced import is_traced, untraced
@@ -94,6 +94,7 @@ class QATModule(PlacedModule):
     def forget_twin(self) -> None:
         """Drop the cached integer form; it is made anew when needed."""
         self._twin.clear()
+        self.__dict__.pop(QUICK, None)
 
     def train(self, mode: bool = True) -> Any:
         self.forget_twin()
