@@ -48,14 +48,15 @@ def sample_of(x: Tensor, each: int) -> Tensor:
     return x[begin:].unfold(0, run, stride)[:runs].reshape(-1)
 
 
-def sample_array(x: Tensor, each: int) -> np.ndarray:
-    """What `sample_of` takes, in float32 on the host; the numbers may be those of the tensor itself."""
-    if each == 1 or not _lends_memory(x):
-        return array_of(sample_of(x, each))
+def sample_on_host(x: Tensor, each: int) -> Tensor:
+    """What `sample_of` takes, in float32 on the host: where it lies, without a copy, if that is possible."""
+    if not _lends_memory(x):
+        return torch.from_numpy(array_of(sample_of(x, each)))
+    if each == 1:
+        return x.resolve_neg()
     begin, runs, run, stride = places_of(x.numel(), each)
-    array = array_of(x)[begin:]
-    (step,) = array.strides
-    return np.lib.stride_tricks.as_strided(array, (runs, run), (stride * step, step)).reshape(-1)
+    (step,) = x.stride()
+    return x.as_strided((runs, run), (stride * step, step), x.storage_offset() + begin * step).resolve_neg()
 
 
 def places_of(size: int, each: int) -> tuple[int, int, int, int]:
