@@ -96,13 +96,15 @@ class Rows(NamedTuple):
 def rows_of(x: Tensor) -> Rows:
     """The rows of a tensor of one axis."""
     whole = x.numel() // _ROW * _ROW
-    rows, rest = x[:whole].view(-1, _ROW), x[whole:]
+    has_rest = whole < x.numel()
+    rows = (x[:whole] if has_rest else x).view(-1, _ROW)
     compiled = passes()
     if compiled is not None and is_plain(rows) and is_serial(rows):
         lows, highs = compiled.rows(rows)
     else:
         lows, highs = rows.amin(1), rows.amax(1)
-    if rest.numel():
+    if has_rest:
+        rest = x[whole:]
         lows, highs = torch.cat([lows, rest.amin().view(1)]), torch.cat([highs, rest.amax().view(1)])
     return Rows(lows, highs)
 
@@ -129,7 +131,10 @@ def magnitudes_of(rows: Rows, size: int, limits: tuple[float, float]) -> np.ndar
         size: how many values the tensor has.
     """
     count, (lowest, highest) = size // _ROW, limits
-    magnitudes = np.minimum(array_of(rows.highs)[:count], highest)
+    highs = array_of(rows.highs)[:count]
+    if limits == NO_LIMITS:
+        return np.maximum(highs, -array_of(rows.lows)[:count])
+    magnitudes = np.minimum(highs, highest)
     if lowest < 0:
         np.maximum(magnitudes, -np.maximum(array_of(rows.lows)[:count], lowest), out=magnitudes)
     else:
