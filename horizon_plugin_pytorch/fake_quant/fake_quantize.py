@@ -409,7 +409,7 @@ class FakeQuantize(nn.Module):
         return self._known["scale"].get((self.scale,), self._copied_scale)
 
     def _moved_scale(self) -> Tensor:
-        """`current_scale` while every batch moves it, when to compare it with the last one takes longer than to copy."""
+        """`current_scale` while batches move it, so that to compare it with the last one is in vain."""
         scale = self.sound_scale()
         if is_asynchronous(scale) or is_traced() or torch.is_inference_mode_enabled():
             return self.current_scale()

@@ -48,15 +48,14 @@ def sample_of(x: Tensor, each: int) -> Tensor:
     return x[begin:].unfold(0, run, stride)[:runs].reshape(-1)
 
 
-def sample_on_host(x: Tensor, each: int) -> Tensor:
-    """What `sample_of` takes, in float32 on the host: where it lies, without a copy, if that is possible."""
-    if not _lends_memory(x):
-        return torch.from_numpy(array_of(sample_of(x, each)))
-    if each == 1:
-        return x.resolve_neg()
+def sample_array(x: Tensor, each: int) -> np.ndarray:
+    """What `sample_of` takes, in float32 on the host, one run in a row; where it lies in the tensor, if it can be."""
+    if each == 1 or not _lends_memory(x):
+        return array_of(sample_of(x, each))
     begin, runs, run, stride = places_of(x.numel(), each)
-    (step,) = x.stride()
-    return x.as_strided((runs, run), (stride * step, step), x.storage_offset() + begin * step).resolve_neg()
+    array = np.ascontiguousarray(array_of(x))
+    size = array.itemsize
+    return np.ndarray((runs, run), array.dtype, array.data, begin * size, (stride * size, size))
 
 
 def places_of(size: int, each: int) -> tuple[int, int, int, int]:
@@ -131,15 +130,12 @@ def magnitudes_of(rows: Rows, size: int, limits: tuple[float, float]) -> np.ndar
         size: how many values the tensor has.
     """
     count, (lowest, highest) = size // _ROW, limits
-    highs = array_of(rows.highs)[:count]
-    if limits == NO_LIMITS:
-        return np.maximum(highs, -array_of(rows.lows)[:count])
-    magnitudes = np.minimum(highs, highest)
-    if lowest < 0:
-        np.maximum(magnitudes, -np.maximum(array_of(rows.lows)[:count], lowest), out=magnitudes)
-    else:
-        np.maximum(magnitudes, lowest, out=magnitudes)
-    return magnitudes
+    if lowest >= 0:
+        return array_of(rows.highs.float().clamp(lowest, highest))[:count]
+    lows, highs = array_of(rows.lows)[:count], array_of(rows.highs)[:count]
+    if limits != NO_LIMITS:
+        lows, highs = np.maximum(lows, lowest), np.minimum(highs, highest)
+    return np.maximum(highs, -lows)
 
 
 def are_clamped(magnitudes: np.ndarray, largest: float) -> bool:

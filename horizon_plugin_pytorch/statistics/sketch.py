@@ -33,8 +33,8 @@ from horizon_plugin_pytorch.statistics.samples import (
     places_of,
     rows_of,
     rows_that_reach,
+    sample_array,
     sample_of,
-    sample_on_host,
     sample_size,
 )
 from horizon_plugin_pytorch.statistics.tail import Tail
@@ -79,7 +79,7 @@ class Sketch:
         """The sketch of a tensor of which the largest values are known, and a sample."""
         sketch = cls()
         sketch._widen(tail.ends)
-        counts, peaks_of = sketch._counted_values(torch.from_numpy(tail.sample), tail.ends, tail.limits, tail.each)
+        counts, peaks_of = sketch._counted_values(tail.sample, tail.ends, tail.limits, tail.each)
         border = sketch._bin(tail.least) + 1
         known = tail.values[np.abs(tail.values) >= bins.edge(sketch._first + border)]
         found, sketch.peaks, sketch.total = sketch._with_known(
@@ -167,21 +167,23 @@ class Sketch:
                 return found[0] * low, found[1] * high
 
             return in_bins, compiled_peaks
-        return self._counted_values((sample_on_host if x.is_cpu else sample_of)(x, each), ends, limits, each)
+        return self._counted_values(sample_array(x, each) if x.is_cpu else sample_of(x, each), ends, limits, each)
 
     def _counted_values(
-        self, values: Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int
+        self, values: np.ndarray | Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int
     ) -> tuple[np.ndarray | Tensor, Callable[[], tuple[int, int]]]:
         """`_counted` of a sample that is taken."""
         counts: np.ndarray | Tensor
-        counts = self._count(values, ends, limits, each) if values.is_cpu else self._count_on_device(values, limits)
+        if isinstance(values, np.ndarray):
+            counts, size = self._count(values, ends, limits, each), values.size
+        else:
+            counts, size = self._count_on_device(values, limits), values.numel()
 
         def peaks() -> tuple[int, int]:  # before clamping values may lie beyond the ends, too
-            low, high = self._may_peak(ends, counts, values.numel())
-            found = values.numpy() if values.is_cpu else values
+            low, high = self._may_peak(ends, counts, size)
             return (
-                int((found <= ends[0]).sum()) * each if low else 0,
-                int((found >= ends[1]).sum()) * each if high else 0,
+                int((values <= ends[0]).sum()) * each if low else 0,
+                int((values >= ends[1]).sum()) * each if high else 0,
             )
 
         return counts, peaks
@@ -294,18 +296,18 @@ class Sketch:
         )  # type: ignore[assignment]
 
     def _count(
-        self, values: Tensor, ends: tuple[float, float], limits: tuple[float, float], each: int
+        self, values: np.ndarray, ends: tuple[float, float], limits: tuple[float, float], each: int
     ) -> np.ndarray:
         """How many values are in each bin, times `each`."""
         # The bits of a negative number are a negative integer: where the range begins at 0, it is counted as 0 is.
         # An end that was clamped may be below the limit, rounded as the tensor's type does.
         if ends[0] >= 0 >= limits[0] and (limits[1] == math.inf or ends[1] * _ROUNDED < limits[1]):
-            keys = values.view(torch.int32).bitwise_right_shift(SHIFT).view(-1).numpy()
+            keys = (values.view(np.int32) >> SHIFT).reshape(-1)
         else:
-            magnitudes = values.abs() if limits == NO_LIMITS else values.clamp(*limits)
+            magnitudes = (np.abs(values) if limits == NO_LIMITS else values.clip(*limits)).reshape(-1)
             if limits[0] < 0 and limits != NO_LIMITS:
-                magnitudes.abs_()
-            keys = magnitudes.view(-1).numpy().view(np.int32)
+                np.abs(magnitudes, out=magnitudes)
+            keys = magnitudes.view(np.int32)
             keys >>= SHIFT
         # What lies below the lowest bin, such as the zeros that a ReLU leaves, is counted in turns: to count one
         # bin again and again is slow.
@@ -431,7 +433,10 @@ class Sketch:
 
 def _bincount(keys: np.ndarray, size: int) -> np.ndarray:
     """How many there are of each number below `size`; of what is beyond (float32 has it as infinity), in the last."""
-    found = torch.bincount(torch.from_numpy(keys), minlength=size).numpy()  # in half the time that numpy takes
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        found = torch.bincount(torch.from_numpy(keys), minlength=size).numpy()  # in half the time that numpy takes
+    else:  # inside `torch.func`, whose tensors lend no memory
+        found = np.bincount(keys, minlength=size)
     if len(found) > size:
         found[size - 1] += found[size:].sum()
     return found[:size]

@@ -19,7 +19,7 @@ from horizon_plugin_pytorch.statistics.samples import (
     large_values,
     magnitudes_of,
     rows_that_reach,
-    sample_on_host,
+    sample_array,
 )
 
 _FIRST_ROWS = 16  # mostly few rows, such as those of one channel, have all of the largest values
@@ -85,6 +85,5 @@ def tail_of(
             return None
         values = large_values(x, large, limits, large.least)[0][0]
         if len(values) >= reach:
-            sample = sample_on_host(x, each).reshape(-1).numpy()
-            return Tail(values, large.least, sample, each, x.numel(), ends, limits)
+            return Tail(values, large.least, sample_array(x, each).reshape(-1), each, x.numel(), ends, limits)
     return None
