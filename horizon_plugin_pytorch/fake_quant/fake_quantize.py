@@ -408,6 +408,13 @@ class FakeQuantize(nn.Module):
         """The scale as it is now. The buffer goes on changing while training; a tensor's scale must not."""
         return self._known["scale"].get((self.scale,), self._copied_scale)
 
+    def _moved_scale(self) -> Tensor:
+        """`current_scale` while batches move it, so that to compare it with the last one is in vain."""
+        scale = self.sound_scale()
+        if is_asynchronous(scale) or is_traced() or torch.is_inference_mode_enabled():
+            return self.current_scale()
+        return scale.detach().clone()
+
     def _copied_scale(self) -> Tensor:
         if self.is_exact:
             self.require_scale()
@@ -495,9 +502,10 @@ class FakeQuantize(nn.Module):
         else:
             out = x if is_clamped else clamped(x, limits, owned)
         observer: Any = self._modules["activation_post_process"]
-        result = real_qtensor(out, self.current_scale(), observer.dtype, observer.ch_axis, is_rounded=is_quantizing)
+        scale = self._moved_scale() if is_observing else self.current_scale()
+        result = real_qtensor(out, scale, observer.dtype, observer.ch_axis, is_rounded=is_quantizing)
         if limits != NO_LIMITS and not (is_observing and is_asynchronous(x)):  # only exact integers use the range
-            result.set_range(*integer_limits(self.scale.detach(), observer.quant_min, observer.quant_max, limits))
+            result.set_range(*integer_limits(scale, observer.quant_min, observer.quant_max, limits))
         return result
 
     def _observe_clamped(self, x: Tensor, limits: tuple[float, float]) -> bool:

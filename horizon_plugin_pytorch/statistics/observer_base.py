@@ -451,7 +451,7 @@ class ObserverBase(nn.Module):
             smallest, largest = torch.tensor(ends).split(1)
             lowest, highest = ends
         kind = self.min_val.dtype
-        most = _LARGEST_FLOAT32 if kind is torch.float32 else torch.finfo(kind).max
+        most = largest_of(kind)
         if not -most <= lowest <= highest <= most and not bool(
             (finite := x.isfinite() & (x.abs() <= most)).all()  # float16 takes `most` for infinite
         ):
@@ -691,6 +691,11 @@ def _plain(x: Tensor) -> Tensor:
     if type(x) is Tensor:
         return x.detach() if x.requires_grad else x
     return x.detach().as_subclass(Tensor)
+
+
+def largest_of(kind: torch.dtype) -> float:
+    """The largest number of a type; torch takes microseconds to say."""
+    return _LARGEST_FLOAT32 if kind is torch.float32 else torch.finfo(kind).max
 
 
 def ends_of_rows(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from horizon_plugin_pytorch.compiled.choice import passes
 from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, require_whole, warn
 from horizon_plugin_pytorch.statistics import search
-from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, Usable
+from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, Usable, largest_of
 from horizon_plugin_pytorch.statistics.observer_names import make_like, named, range_methods
 from horizon_plugin_pytorch.statistics.processes import all_reduce
 from horizon_plugin_pytorch.statistics.row_ranges import best_ranges, least_error
@@ -110,7 +111,9 @@ class SketchObserver(ObserverBase):
 
     def _known_ends(self, x: Tensor) -> tuple[float, float] | None:
         is_known = self.clamped is not None and self.clamped[0] is x
-        return super()._known_ends(x) if is_known or not self._has_rows(x) else None
+        if not is_known and (passes() is None or self._has_rows(x)):
+            return None
+        return super()._known_ends(x)
 
     def _has_rows(self, x: Tensor) -> bool:
         """Will its rows be looked at, which have its ends?"""
@@ -139,7 +142,7 @@ class SketchObserver(ObserverBase):
 
     def _filled(self, end: float) -> Tensor:
         """The end of a range as the buffers have it; half a step beyond the largest number there is none."""
-        return torch.full_like(self.max_val, min(end, torch.finfo(self.max_val.dtype).max))
+        return torch.full_like(self.max_val, min(end, largest_of(self.max_val.dtype)))
 
     def _take(self, sketch: Any) -> float | None:
         """The end of the range after this batch; None as long as there is none."""

@@ -49,13 +49,13 @@ def sample_of(x: Tensor, each: int) -> Tensor:
 
 
 def sample_array(x: Tensor, each: int) -> np.ndarray:
-    """What `sample_of` takes, in float32 on the host; the numbers may be those of the tensor itself."""
+    """What `sample_of` takes, in float32 on the host, one run in a row; where it lies in the tensor, if it can be."""
     if each == 1 or not _lends_memory(x):
         return array_of(sample_of(x, each))
     begin, runs, run, stride = places_of(x.numel(), each)
-    array = array_of(x)[begin:]
-    (step,) = array.strides
-    return np.lib.stride_tricks.as_strided(array, (runs, run), (stride * step, step)).reshape(-1)
+    array = np.ascontiguousarray(array_of(x))
+    size = array.itemsize
+    return np.ndarray((runs, run), array.dtype, array.data, begin * size, (stride * size, size))
 
 
 def places_of(size: int, each: int) -> tuple[int, int, int, int]:
@@ -95,13 +95,15 @@ class Rows(NamedTuple):
 def rows_of(x: Tensor) -> Rows:
     """The rows of a tensor of one axis."""
     whole = x.numel() // _ROW * _ROW
-    rows, rest = x[:whole].view(-1, _ROW), x[whole:]
+    has_rest = whole < x.numel()
+    rows = (x[:whole] if has_rest else x).view(-1, _ROW)
     compiled = passes()
     if compiled is not None and is_plain(rows) and is_serial(rows):
         lows, highs = compiled.rows(rows)
     else:
         lows, highs = rows.amin(1), rows.amax(1)
-    if rest.numel():
+    if has_rest:
+        rest = x[whole:]
         lows, highs = torch.cat([lows, rest.amin().view(1)]), torch.cat([highs, rest.amax().view(1)])
     return Rows(lows, highs)
 
@@ -128,12 +130,12 @@ def magnitudes_of(rows: Rows, size: int, limits: tuple[float, float]) -> np.ndar
         size: how many values the tensor has.
     """
     count, (lowest, highest) = size // _ROW, limits
-    magnitudes = np.minimum(array_of(rows.highs)[:count], highest)
-    if lowest < 0:
-        np.maximum(magnitudes, -np.maximum(array_of(rows.lows)[:count], lowest), out=magnitudes)
-    else:
-        np.maximum(magnitudes, lowest, out=magnitudes)
-    return magnitudes
+    if lowest >= 0:
+        return array_of(rows.highs.float().clamp(lowest, highest))[:count]
+    lows, highs = array_of(rows.lows)[:count], array_of(rows.highs)[:count]
+    if limits != NO_LIMITS:
+        lows, highs = np.maximum(lows, lowest), np.minimum(highs, highest)
+    return np.maximum(highs, -lows)
 
 
 def are_clamped(magnitudes: np.ndarray, largest: float) -> bool:

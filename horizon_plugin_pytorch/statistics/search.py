@@ -115,7 +115,8 @@ def percentiles(counted: Counted, shares: Sequence[float]) -> list[float]:
     if compiled is not None:
         found = [compiled.reach(counted.counts, count) for count in wanted]
     else:
-        found = counted.up_to().searchsorted(wanted).tolist()
+        up_to = counted.up_to()
+        found = up_to.searchsorted(np.array(wanted, dtype=up_to.dtype)).tolist()  # of another type, all are copied
     largest = counted.largest
     return [
         largest if share >= 100 else min(_middle(counted.first, index), largest)
@@ -242,10 +243,10 @@ class Spread(NamedTuple):
         falls = self._falls()
         # The integral of (t - round(t))**2 from 0 to t: 1/12 for each step, and the rest; beyond the range all is rest.
         steps = np.multiply.outer(1 / scales, self.edges)
-        found = np.zeros_like(scales)
+        found: np.ndarray | float = 0.0
         for limit in self.limits:
             nearest = np.rint(steps)
-            np.minimum(nearest, limit, out=nearest)
+            np.minimum(nearest, _row(limit)[: len(falls)], out=nearest)  # with one number numpy takes twice as long
             found += np.einsum("ij,j->i", nearest, falls) * (1 / 12)  # not `@`, whose threads are not torch's
             rest = np.subtract(steps, nearest, out=steps if limit == self.limits[-1] else None)
             cubes = np.square(rest, out=nearest)
@@ -342,10 +343,9 @@ def least_divergence(counted: Counted, bins: int, levels: int) -> float:
     counts = linear(counted, bins)
     counts[0] -= counted.counts[0]
     ends, stops, windows, lasts = _windows(bins, levels)
-    below, filled, surprise = np.zeros((3, bins + 1))
-    terms = _times_log(counts)
-    for sums, values in ((below, counts), (filled, counts > 0), (surprise, terms)):
-        np.cumsum(values, out=sums[1:])
+    sums = np.zeros((3, bins + 1))
+    np.cumsum([counts, counts > 0, _times_log(counts)], axis=1, out=sums[:, 1:])
+    below, filled, surprise = sums
     inside, total = below[ends], below[-1]
     # A level's count is spread over those of its bins that hold anything. Ranges have most levels in common, so the
     # logarithms are those of a few windows.
@@ -369,12 +369,17 @@ def _times_log(x: np.ndarray) -> np.ndarray:
 def linear(counted: Counted, bins: int) -> np.ndarray:
     """Counts in bins of equal width from 0 to the largest magnitude, in float64."""
     below = counted.up_to()
-    borders = np.arange(1, bins) * (counted.largest / bins)
+    borders = _inner(bins) * (counted.largest / bins)
     places = _middles(counted.first).searchsorted(borders)
     up_to = np.zeros(bins + 1)
     up_to[1:-1] = below[places - 1] * (places > 0)
     up_to[-1] = below[-1]
-    return np.diff(up_to)
+    return up_to[1:] - up_to[:-1]
+
+
+@lru_cache(maxsize=8)
+def _inner(bins: int) -> np.ndarray:
+    return np.arange(1, bins)
 
 
 @lru_cache(maxsize=64)
@@ -395,6 +400,11 @@ def _windows(bins: int, levels: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     stops = np.minimum(np.arange(bins) + sizes, bins)
     windows = (widths - 1) * bins + starts
     return ends, stops, windows, windows[:, -1]
+
+
+@lru_cache(maxsize=8)
+def _row(value: float) -> np.ndarray:
+    return np.full(BINS + 1, float(value))
 
 
 @lru_cache(maxsize=8)

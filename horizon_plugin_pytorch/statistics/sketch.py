@@ -175,12 +175,12 @@ class Sketch:
         """`_counted` of a sample that is taken."""
         counts: np.ndarray | Tensor
         if isinstance(values, np.ndarray):
-            counts = self._count(values, ends, limits, each)
+            counts, size = self._count(values, ends, limits, each), values.size
         else:
-            counts = self._count_on_device(values, limits)
+            counts, size = self._count_on_device(values, limits), values.numel()
 
         def peaks() -> tuple[int, int]:  # before clamping values may lie beyond the ends, too
-            low, high = self._may_peak(ends, counts, len(values))
+            low, high = self._may_peak(ends, counts, size)
             return (
                 int((values <= ends[0]).sum()) * each if low else 0,
                 int((values >= ends[1]).sum()) * each if high else 0,
@@ -302,9 +302,9 @@ class Sketch:
         # The bits of a negative number are a negative integer: where the range begins at 0, it is counted as 0 is.
         # An end that was clamped may be below the limit, rounded as the tensor's type does.
         if ends[0] >= 0 >= limits[0] and (limits[1] == math.inf or ends[1] * _ROUNDED < limits[1]):
-            keys = values.view(np.int32) >> SHIFT
+            keys = (values.view(np.int32) >> SHIFT).reshape(-1)
         else:
-            magnitudes = np.abs(values) if limits == NO_LIMITS else values.clip(*limits)
+            magnitudes = (np.abs(values) if limits == NO_LIMITS else values.clip(*limits)).reshape(-1)
             if limits[0] < 0 and limits != NO_LIMITS:
                 np.abs(magnitudes, out=magnitudes)
             keys = magnitudes.view(np.int32)
@@ -316,7 +316,7 @@ class Sketch:
         found = _bincount(keys, _TURNS + BINS)
         counts = found[_TURNS:].astype(np.int32)
         counts *= each
-        counts[0] += int(found[:_TURNS].sum()) * each
+        counts[0] += sum(found[:_TURNS].tolist()) * each
         return counts
 
     def _count_on_device(self, x: Tensor, limits: tuple[float, float]) -> Tensor:
@@ -433,7 +433,10 @@ class Sketch:
 
 def _bincount(keys: np.ndarray, size: int) -> np.ndarray:
     """How many there are of each number below `size`; of what is beyond (float32 has it as infinity), in the last."""
-    found = np.bincount(keys, minlength=size)
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        found = torch.bincount(torch.from_numpy(keys), minlength=size).numpy()  # in half the time that numpy takes
+    else:  # inside `torch.func`, whose tensors lend no memory
+        found = np.bincount(keys, minlength=size)
     if len(found) > size:
         found[size - 1] += found[size:].sum()
     return found[:size]

@@ -85,5 +85,5 @@ def tail_of(
             return None
         values = large_values(x, large, limits, large.least)[0][0]
         if len(values) >= reach:
-            return Tail(values, large.least, sample_array(x, each), each, x.numel(), ends, limits)
+            return Tail(values, large.least, sample_array(x, each).reshape(-1), each, x.numel(), ends, limits)
     return None

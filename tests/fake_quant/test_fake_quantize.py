@@ -37,6 +37,24 @@ def per_channel(**kwargs) -> FakeQuantize:
     return FakeQuantize(MovingAveragePerChannelMinMaxObserver, qscheme=torch.per_channel_symmetric, ch_axis=0, **kwargs)
 
 
+@pytest.mark.parametrize("cls", [FakeQuantize, LearnableFakeQuantize])
+@pytest.mark.parametrize("state", [FakeQuantState.CALIBRATION, FakeQuantState.QAT])
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_the_next_batch_does_not_move_the_scale_of_a_tensor(context, state, cls) -> None:
+    quantizer = cls(observer=MinMaxObserver)
+    set_fake_quantize(quantizer, state)
+    with context():
+        before = quantizer(X)
+        scale = before.q_scale().clone()
+        assert torch.equal(scale, quantizer.scale)
+        if cls is LearnableFakeQuantize:  # in training it moves by its gradient
+            quantizer.scale.data.mul_(2)
+        after = quantizer(100 * X)
+    assert torch.equal(before.q_scale(), scale) and torch.equal(after.q_scale(), quantizer.scale)
+    assert not torch.equal(after.q_scale(), scale)
+    assert not before.q_scale().is_inference() and not before.q_scale().requires_grad  # what keeps it may train later
+
+
 def test_it_observes_then_updates_the_scale_then_rounds_with_it() -> None:
     fq = FakeQuantize(averaging_constant=1.0)
     fq(X)

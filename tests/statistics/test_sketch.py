@@ -388,6 +388,36 @@ def test_a_sample_is_in_step_with_neither_rows_nor_channels(shape) -> None:
             assert taken.min() > 0.8 * taken.max(), axis
 
 
+def _in_memory(how: str, x: Tensor) -> Tensor:
+    """The same numbers, which lie in memory in another way."""
+    match how:
+        case "part":
+            return torch.cat([x, x])[len(x) :]
+        case "every second":
+            return x.repeat_interleave(2)[::2]
+        case "turned sign":
+            return torch.complex(x, -x).conj().imag  # whose memory has the other sign
+        case _:
+            return x.clone()
+
+
+@pytest.mark.parametrize("limits", [(-math.inf, math.inf), (0.0, 2.0), (-1.0, 2.0)])
+@pytest.mark.parametrize("how", ["whole", "part", "every second", "turned sign"])
+@pytest.mark.parametrize("size", [5000, 300_007])
+def test_how_a_tensor_lies_in_memory_changes_no_count(size, how, limits) -> None:
+    for numbers in (torch.randn(size), torch.randn(size).relu()):
+        x = _in_memory(how, numbers)
+        assert torch.equal(x, numbers)
+        each = each_of(x)
+        assert torch.equal(torch.from_numpy(samples.sample_array(x, each)).reshape(-1), sample_of(numbers, each))
+        ends = tuple(float(end.clamp(*limits)) for end in numbers.aminmax())
+        found, wanted = Sketch(), Sketch()
+        found.update(x, ends, limits)
+        wanted.update(numbers.clamp(*limits), ends)
+        assert torch.equal(found.counts, wanted.counts)
+        assert (found.total, found.ends) == (wanted.total, wanted.ends)
+
+
 def test_places_of_samples_lie_in_the_tensor() -> None:
     for size in (98_304, 98_305, 100_000, 163_839, 1_000_003, 33 * 32_768 + 7):
         for enough in (None, samples.MANY):
