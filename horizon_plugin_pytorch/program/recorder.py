@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -24,6 +23,7 @@ from horizon_plugin_pytorch.program.memory import memory_of, operands, plain, wr
 from horizon_plugin_pytorch.program.open_sizes import open_sizes
 from horizon_plugin_pytorch.program.place import Places
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.hooks import EveryCall
 from horizon_plugin_pytorch.runtime.located import listening
 from horizon_plugin_pytorch.runtime.steps import walking
 from horizon_plugin_pytorch.torch_functions import is_metadata
@@ -146,7 +146,7 @@ class ProgramRecorder(TorchDispatchMode):
     @contextmanager
     def formats(self) -> Iterator[None]:
         """What must be active besides: operators see integers, and only modules and functions see their scales."""
-        hook = register_module_forward_hook(self._see_call, with_kwargs=True)
+        hook = EveryCall(self._see_call)
         try:
             with _Functions(self), listening(self._see_method), walking(CopiedSteps(self._builder, self._keep)):
                 yield

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from horizon_plugin_pytorch.asking.who import OWN_HOOKS
@@ -43,6 +44,39 @@ def keep(register: Callable[..., RemovableHandle], function: Callable[..., Any],
     """
     hook = KeptHook(function)
     hook.number = register(hook, **options).id
+
+
+class EveryCall:
+    """A hook on the calls of all modules, that is gone when it is removed.
+
+    torch 2.13 keeps a mark of each one that took arguments by name, and goes its long way through all modules as long
+    as there is one.
+
+    Args:
+        hook: ``hook(module, args, kwargs, out)``, called also for a module that raises, if `always_call`.
+    """
+
+    def __init__(self, hook: Callable[..., Any], always_call: bool = False) -> None:
+        self._handle = torch_module.register_module_forward_hook(
+            hook,
+            with_kwargs=True,
+            always_call=always_call,  # type: ignore[call-arg]
+        )
+
+    def remove(self) -> None:
+        """Calls are no longer seen."""
+        self._handle.remove()
+        getattr(torch_module, "_global_forward_hooks_with_kwargs", {}).pop(self._handle.id, None)
+
+
+def is_any_everywhere() -> bool:
+    """Are there hooks on the calls of all modules? A mark that one left behind is none."""
+    return bool(
+        torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+        or torch_module._global_backward_hooks
+        or torch_module._global_backward_pre_hooks
+    )
 
 
 # Attributes of a module: names of arguments that hooks find by name, in the call of a graph or in the one that runs.

@@ -34,7 +34,7 @@ from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import asked_by_forward, current_forward, interceptor, is_any_running
 from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
 from horizon_plugin_pytorch.runtime.fixed_settings import FixedSettings, is_same
-from horizon_plugin_pytorch.runtime.hooks import NAMED_NOW, keep_names
+from horizon_plugin_pytorch.runtime.hooks import NAMED_NOW, is_any_everywhere, keep_names
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked
 from horizon_plugin_pytorch.runtime.stub_input import MAPPED, is_mapped
 from horizon_plugin_pytorch.untraced import is_recorded, is_traced
@@ -132,7 +132,7 @@ def is_undisturbed(module: nn.Module) -> bool:
     own = module.__dict__
     if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
         return False
-    if "forward" in own or "_compiled_call_impl" in own or NAMED_NOW in own or torch_module._has_any_global_hook():
+    if "forward" in own or "_compiled_call_impl" in own or NAMED_NOW in own or is_any_everywhere():
         return False
     if nn.Module.__call__ is not _CALL:  # somebody times or counts calls
         return False

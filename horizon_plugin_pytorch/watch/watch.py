@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, fx, nn
 from torch._C import _len_torch_function_stack, _pop_torch_function_stack, _push_on_torch_function_stack
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from horizon_plugin_pytorch.asking import as_tool
@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.nn.quantized.functional_modules import FUNCTIONAL_METHODS, row_name_of
 from horizon_plugin_pytorch.operators.calls import row_of_reported
 from horizon_plugin_pytorch.operators.table import Operator, row_named, row_of_module
+from horizon_plugin_pytorch.runtime.hooks import EveryCall
 from horizon_plugin_pytorch.runtime.located import FUSED_INTO, PlacedModule, listening, watching
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 from horizon_plugin_pytorch.watch.places import Places
@@ -135,7 +136,7 @@ class Watch:
     def __enter__(self) -> Watch:
         self._thread = get_ident()
         before = register_module_forward_pre_hook(self._enter)
-        after = register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)  # type: ignore[call-arg]
+        after = EveryCall(self._leave, always_call=True)
         self._undo.callback(before.remove)
         self._undo.callback(after.remove)
         self._undo.enter_context(listening(self._method))

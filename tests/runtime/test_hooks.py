@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
 from horizon_plugin_pytorch.errors import QuantizationWarning
 from horizon_plugin_pytorch.march import March, set_march
+from horizon_plugin_pytorch.program import record_program
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
@@ -32,7 +34,8 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
-from horizon_plugin_pytorch.runtime.hooks import KeptHook, keep
+from horizon_plugin_pytorch.runtime.hooks import KeptHook, is_any_everywhere, keep
+from horizon_plugin_pytorch.watch import Watch
 from tests.routes import calibrate, qconfig
 
 X = torch.randn(2, 4, 5, 5, generator=torch.Generator().manual_seed(0))
@@ -287,6 +290,21 @@ def test_hooks_of_all_modules_see_prepared_ones() -> None:
             assert {"ConvReLU2d", "Conv2d", "Net"} <= set(_run(qat)[1])
     finally:
         handle.remove()
+
+
+def test_nothing_is_left_of_who_watched_or_recorded() -> None:
+    """torch goes its long way through every module as long as a mark of a hook is there."""
+    net = _prepared(Net().eval(), "symbolic")
+    with Watch(net, lambda call: None):
+        net(X)
+    record_program(convert(calibrate(net, (X,))), (X,))
+    assert not torch_module._has_any_global_hook()
+
+
+def test_a_mark_that_a_hook_left_behind_is_no_hook() -> None:
+    register_module_forward_hook(lambda module, args, kwargs, out: None, with_kwargs=True).remove()
+    assert torch_module._has_any_global_hook() and not is_any_everywhere()
+    torch_module._global_forward_hooks_with_kwargs.clear()
 
 
 def test_a_hook_of_a_process_that_had_more_hooks_is_not_overwritten() -> None:

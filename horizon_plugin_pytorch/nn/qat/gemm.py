@@ -37,6 +37,7 @@ from horizon_plugin_pytorch.operators.table import (
     row_of_module,
 )
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.hooks import is_any_everywhere
 from horizon_plugin_pytorch.runtime.located import QUICK
 from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.runtime.real_tensor import unmarked
@@ -226,7 +227,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
 
     def _is_alone(self, x: Any, residual: Any) -> bool:
         """Does nobody train, record or watch modules inside this one, so that its twin needs no call of its own?"""
-        if torch.is_grad_enabled() or is_recorded() or nn.modules.module._has_any_global_hook():
+        if torch.is_grad_enabled() or is_recorded() or is_any_everywhere():
             return False
         operands = (x,) if residual is None else (x, residual)
         return self.dynamic is None and all(isinstance(v, QTensor) and v._format != qbool for v in operands)
