@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from horizon_plugin_pytorch.fixed_point import rescaling
+from horizon_plugin_pytorch.fixed_point.lines import move_to_lines
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, OutputSums, choose_factor, signed_sums
 
 INT32_MAX = (1 << 31) - 1
@@ -242,7 +243,11 @@ def plan_accumulator(
     if output_scale is None:
         factor = accumulator_scale if is_wide else accumulator_scale.float()
     else:
-        factor = choose_factor(accumulator_scale / output_scale.double().reshape(-1), low, high)
+        ratio = accumulator_scale / output_scale.double().reshape(-1)
+        factor = choose_factor(ratio, low, high)
+        if residual_scale is None and weight_bits <= 8:  # whatever the input is: it must not move the factor
+            any_byte = (sums.positive + sums.negative) * _DIGIT
+            factor = move_to_lines(factor, ratio, integer_bias, low, high, any_byte)
         last_step = (max(abs(low), abs(high)) + 1) / factor.double()
         if is_wide or bool(((reach >= EXACT_FLOAT32) & (last_step >= EXACT_FLOAT32)).any()):
             factor = factor.double()

@@ -37,7 +37,8 @@ from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     walk_of,
 )
 from horizon_plugin_pytorch.fixed_point.kernels import PackedConv, PackedLinear, Walk
-from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32, Line, choose_line
+from horizon_plugin_pytorch.fixed_point.lines import Line, choose_line
+from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32
 from horizon_plugin_pytorch.fixed_point.transposed_layers import TransposedLayer
 from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 
@@ -228,8 +229,6 @@ class ByteLayer:
 
         To look for the numbers that it needs takes as long as some runs do: not for a layer that runs only once.
         """
-        if self._is_of_rows and sums < _FEW_ROW_SUMS:
-            return None
         if not self._is_rounding_known:
             if not self._has_run:
                 self._has_run = True

@@ -9,6 +9,8 @@ A *factor* is the tensor ``M / 2**n``. Its dtype says how to compute with it:
 * float32: ``clamp(round(acc * factor))`` was proved equal to the definition for every reachable ``acc``;
 * float64: ``clamp(floor(acc * factor + 0.5))``, which is the definition, exactly, for any ``|acc| <= 2**32``.
 
+Integer kernels take two float32 roundings instead: see `lines.py`.
+
 ``M / 2**n`` lies within ``2**-20`` of the ratio, relatively, and within ``2**-11`` where the proof had to move ``M``.
 """
 
@@ -25,13 +27,11 @@ MULTIPLIER_BITS = 20
 EXACT_FLOAT32 = 1 << 24
 # A channel whose multiplier fails moves it: far below the grid, and off the bad points. One in a hundred does.
 _OFFSETS = np.array([(i + 1) // 2 * (1 if i % 2 else -1) for i in range(256)], dtype=np.float64)
-_MOST_STEPS = 512
+MOST_STEPS = 512
 _HARD = 4.0  # bad points that a factor is expected to have; with fewer, hardly any factor has some for each offset
 _HARDEST, _HARD_AT_ONCE = 16, 4  # how many of such factors are tried before the others
 _AT_ONCE = 512  # factors that are proved together: few calls, and their temporaries stay in the cache
 _IN_CACHE = 1 << 17  # numbers that stay in the cache of a core
-_SCALE_MOVES = (0, 1, -1, 2, -2, 3, -3)  # in float32 numbers; farther ones are hardly ever proved
-_FAR = 2.0**30
 
 
 def largest_of(x: Tensor) -> float:
@@ -131,7 +131,7 @@ def _value(multiplier: Tensor, shift: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Steps:
+class Steps:
     """Where outputs from `low` to `high` step to the next integer ``k``: at ``k - 1/2``.
 
     Each step is a row, for factors in columns; first those to an odd ``k``. An even ``k`` is left out where ``1 - k``
@@ -146,12 +146,12 @@ class _Steps:
 
     @staticmethod
     @lru_cache(maxsize=64)
-    def between(low: int, high: int) -> _Steps:
+    def between(low: int, high: int) -> Steps:
         k = np.arange(low + 1, high + 1)
         odd, even = k[k % 2 == 1], k[k % 2 == 0]
         even = even[(1 - even <= low) | (1 - even > high)]
         half = np.concatenate([odd, even])[:, None] - 0.5
-        return _Steps(half, half.astype(np.float32), len(odd), max(abs(low), abs(high)) + 1.0)
+        return Steps(half, half.astype(np.float32), len(odd), max(abs(low), abs(high)) + 1.0)
 
     def bad_points(self, factor: float) -> float:
         """At how many steps float32 rounding is expected to differ: products lie anywhere, as far apart as the factor.
@@ -161,7 +161,7 @@ class _Steps:
         return float(np.ldexp(1.0, np.frexp(self.half)[1] - 25).sum()) / factor  # half of float32's distance there
 
 
-def _is_proved(value: np.ndarray, steps: _Steps, bound: int) -> np.ndarray:
+def is_proved(value: np.ndarray, steps: Steps, bound: int) -> np.ndarray:
     """For each factor: does float32 rounding agree with the definition for every ``|acc| <= bound``?
 
     Both are monotone step functions of the integer ``acc``, so it is enough to compare them at the integer where the
@@ -202,17 +202,17 @@ def choose_factor(ratio: Tensor, low: int, high: int, bound: float = EXACT_FLOAT
     """
     multiplier, shift = multiplier_and_shift(ratio.detach().double().reshape(-1))
     wide = _value(multiplier, shift)
-    if high - low > _MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
+    if high - low > MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
         return wide
     limit = int(min(bound, EXACT_FLOAT32 - 1))
-    chosen = _proved_factors(wide.cpu().numpy(), shift.cpu().numpy(), limit, _Steps.between(low, high))
+    chosen = _proved_factors(wide.cpu().numpy(), shift.cpu().numpy(), limit, Steps.between(low, high))
     if chosen is None:
         return wide
     proved = torch.from_numpy(chosen).to(wide.device)
     return proved.float() if bound < EXACT_FLOAT32 else proved
 
 
-def _proved_factors(wide: np.ndarray, shift: np.ndarray, bound: int, steps: _Steps) -> np.ndarray | None:
+def _proved_factors(wide: np.ndarray, shift: np.ndarray, bound: int, steps: Steps) -> np.ndarray | None:
     """The proved factors nearest to some of so many binary places; None if one of them has none."""
     unit = np.ldexp(1.0, -shift)
     pending = np.arange(len(wide))
@@ -233,12 +233,12 @@ def _proved_factors(wide: np.ndarray, shift: np.ndarray, bound: int, steps: _Ste
 
 
 def _prove(
-    wide: np.ndarray, unit: np.ndarray, offsets: np.ndarray, bound: int, steps: _Steps
+    wide: np.ndarray, unit: np.ndarray, offsets: np.ndarray, bound: int, steps: Steps
 ) -> tuple[np.ndarray, np.ndarray]:
     """For each factor, it moved by the first of some offsets that is proved, and whether one is."""
     trial = wide[:, None] + unit[:, None] * offsets  # exact: 21 bits
     flat = trial.reshape(-1)
-    parts = [_is_proved(flat[begin : begin + _AT_ONCE], steps, bound) for begin in range(0, len(flat), _AT_ONCE)]
+    parts = [is_proved(flat[begin : begin + _AT_ONCE], steps, bound) for begin in range(0, len(flat), _AT_ONCE)]
     proved = (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(trial.shape)
     first = proved.argmax(1)  # of equal ones, the first
     rows = np.arange(len(trial))
@@ -259,13 +259,13 @@ def is_exact_in_float32(factor: Tensor, low: int, high: int, reach: float) -> bo
     shift = 24 - exponent.long()
     value = _value(multiplier, shift)
     is_written = bool((value == factor.double().reshape(-1)).all())
-    if not is_written or high - low > _MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
+    if not is_written or high - low > MOST_STEPS or bool((shift < 1).any()) or bool((shift > 52).any()):
         return False
     last_step = (max(abs(low), abs(high)) + 1) / float(factor.min())
     if reach >= EXACT_FLOAT32 and last_step >= EXACT_FLOAT32:
         return False
-    steps = _Steps.between(low, high)
-    return all(bool(_is_proved(part.cpu().numpy(), steps, EXACT_FLOAT32 - 1).all()) for part in value.split(_AT_ONCE))
+    steps = Steps.between(low, high)
+    return all(bool(is_proved(part.cpu().numpy(), steps, EXACT_FLOAT32 - 1).all()) for part in value.split(_AT_ONCE))
 
 
 def rescale_(acc: Tensor, factor: Tensor, low: float, high: float) -> Tensor:
@@ -278,72 +278,3 @@ def rescale_(acc: Tensor, factor: Tensor, low: float, high: float) -> Tensor:
         acc = acc.double()
     # Beyond 2**24 float32 rounds, but that is beyond every range too.
     return acc.mul_(factor.double()).add_(0.5).floor_().float().clamp_(low, high)
-
-
-@dataclass(frozen=True)
-class Line:
-    """Requantization as integer kernels do it: ``clamp(round(float32(float32(acc * scale) + offset)), low, high)``.
-
-    Attributes:
-        scale, offset: float32, one for each channel.
-        is_proved: for which channels this is the definition.
-    """
-
-    scale: Tensor
-    offset: Tensor
-    is_proved: Tensor
-
-    @property
-    def unproved(self) -> Tensor:
-        """The channels for which it is not the definition."""
-        return (~self.is_proved).nonzero().flatten()
-
-
-def choose_line(factor: Tensor, bias: Tensor | None, low: int, high: int, reach: Tensor) -> Line:
-    """Scales and offsets with which two float32 roundings give the definition for every ``|acc| <= reach``.
-
-    The bias is part of the definition here: ``(acc + bias) * factor``. A scale near the factor leaves an interval of
-    offsets for which no step comes early or late; its middle is taken, and every step is then compared.
-
-    Args:
-        factor: float32, one for each channel.
-        bias: integers, or None.
-        reach: the largest ``|acc|``, below 2**24.
-    """
-    value = factor.double().reshape(-1)
-    shift = torch.zeros_like(value) if bias is None else bias.double().reshape(-1)
-    parts = zip(*(t.split(_AT_ONCE) for t in (value, shift, reach.double().reshape(-1))), strict=True)
-    lines = [_line(f, b, r, low, high) for f, b, r in parts]
-    return Line(*(torch.cat([getattr(line, name) for line in lines]) for name in ("scale", "offset", "is_proved")))
-
-
-def _line(factor: Tensor, bias: Tensor, reach: Tensor, low: int, high: int) -> Line:
-    k = torch.arange(low + 1, high + 1, device=factor.device, dtype=torch.float64)
-    half = k - 0.5
-    room = torch.ldexp(
-        torch.ones_like(half), torch.frexp(half)[1].double() - 24
-    )  # float32 numbers there are so far apart
-    is_odd = k.remainder(2) == 1  # a half is rounded to the even side
-    # Steps beyond the reach are replaced by its ends, as in `_is_proved`.
-    limit = reach.unsqueeze(1)
-    step = (half / factor.unsqueeze(1)).ceil_().sub_(bias.unsqueeze(1))
-    before, is_beyond, is_earlier = torch.minimum(step - 1, limit).float(), step > limit, step - 1 < -limit
-    step = torch.maximum(step, -limit).float()
-    scale, offset = factor.float(), torch.zeros_like(factor, dtype=torch.float32)
-    is_proved, pending = torch.zeros_like(scale, dtype=torch.bool), torch.arange(len(scale), device=factor.device)
-    for move in _SCALE_MOVES:
-        tried = (factor[pending].float().view(torch.int32) + move).view(torch.float32)
-        stepped, waiting = step[pending] * tried.unsqueeze(1), before[pending] * tried.unsqueeze(1)
-        late, early = is_beyond[pending], is_earlier[pending]
-        lowest = (half + room * is_odd - stepped).masked_fill_(late, -_FAR).amax(1)
-        highest = (half - room * ~is_odd - waiting).masked_fill_(early, _FAR).amin(1)
-        middle = torch.add(lowest, highest).mul_(0.5).float()
-        has_stepped = stepped.add_(middle.unsqueeze(1)).round_() >= k
-        has_waited = waiting.add_(middle.unsqueeze(1)).round_() < k
-        is_done = ((has_stepped | late) & (has_waited | early)).all(1)
-        done = pending[is_done]
-        scale[done], offset[done], is_proved[done] = tried[is_done], middle[is_done], True
-        pending = pending[~is_done]
-        if len(pending) == 0:
-            break
-    return Line(scale, offset, is_proved)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from horizon_plugin_pytorch.fixed_point import EXACT_FLOAT32, choose_factor, multiplier_and_shift, rescale_
-from horizon_plugin_pytorch.fixed_point.rescaling import choose_line, is_exact_in_float32
+from horizon_plugin_pytorch.fixed_point.rescaling import is_exact_in_float32
 from tests.fixed_point import reference
 from tests.strategies import ratios
 from tests.tiers import in_soak
@@ -224,35 +224,3 @@ def test_a_float32_product_that_is_called_exact_is_the_definition(limits: tuple[
     assert any(found)
     if limits != RANGES["empty"]:
         assert not all(found)
-
-
-@pytest.mark.parametrize("name", [n for n in RANGES if n != "empty"])
-@pytest.mark.parametrize("reach", [100, 32768, EXACT_FLOAT32 - 1])
-def test_lines_give_the_definition_at_every_step(name: str, reach: int) -> None:
-    """Two roundings in float32, as integer kernels have them, of sums without their bias."""
-    low, high = RANGES[name]
-    generator = torch.Generator().manual_seed(reach)
-    ratio = 2 ** -(torch.rand(60, generator=generator, dtype=torch.float64) * 14 + 1)
-    factor = choose_factor(ratio, low, high)
-    assert factor.dtype == torch.float32
-    bias = (torch.randn(60, generator=generator, dtype=torch.float64) * 90 / ratio).round()
-    bias[:3] = torch.tensor([0.0, 2.0**23, -(2.0**23)], dtype=torch.float64)
-    line = choose_line(factor, bias, low, high, torch.full((60,), float(reach)))
-    assert float(line.is_proved.float().mean()) > 0.5
-    assert len(line.unproved) == 60 - int(line.is_proved.sum())
-    for channel in line.is_proved.nonzero().flatten().tolist():
-        shift = int(bias[channel])
-        sums = near_steps(factor[channel].item(), low, high, EXACT_FLOAT32) - shift
-        sums = torch.cat([sums, torch.tensor([-reach, reach])])
-        sums = sums[sums.abs() <= reach]
-        got = sums.float().mul(line.scale[channel]).add(line.offset[channel]).round().clamp(low, high)
-        expected = reference.requantize((sums + shift).numpy().astype(object), factor[channel].item(), low, high)
-        np.testing.assert_array_equal(got.long().numpy(), expected.astype(np.int64))
-
-
-def test_lines_that_step_wrongly_are_not_called_proved() -> None:
-    """Factors so small that float32 cannot tell neighbouring sums apart where the output is large."""
-    ratio = 1e-5 * (1 + torch.arange(40, dtype=torch.float64) / 97)
-    bias = torch.arange(40, dtype=torch.float64) * 99991 - 2_000_000
-    line = choose_line(wide_factor(ratio).float(), bias, -128, 127, torch.full((40,), 1.6e7))
-    assert not line.is_proved.any() and line.unproved.tolist() == list(range(40))
