@@ -22,6 +22,7 @@ from horizon_plugin_pytorch.quantization import (
     prepare_qat_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.runtime.located import QUICK
 from tests.models import ZOO, make, shake_norms
 from tests.routes import assert_one_arithmetic, calibrate, prepared, qconfig
 
@@ -72,7 +73,7 @@ def test_models_train(name: str) -> None:
 def _snapshot(model: nn.Module) -> tuple:
     types = {path: type(m) for path, m in model.named_modules()}
     hooks = {path: (len(m._forward_hooks), len(m._forward_pre_hooks)) for path, m in model.named_modules()}
-    attributes = {path: sorted(m.__dict__) for path, m in model.named_modules()}
+    attributes = {path: sorted(m.__dict__.keys() - {QUICK}) for path, m in model.named_modules()}
     modes = {path: m.training for path, m in model.named_modules()}
     return types, hooks, attributes, modes, {k: v.clone() for k, v in model.state_dict().items()}
 
