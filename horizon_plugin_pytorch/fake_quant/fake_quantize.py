@@ -246,11 +246,11 @@ class FakeQuantize(nn.Module):
     @property
     def is_exact(self) -> bool:
         """In the VALIDATION state the integers of deployment are computed, not an approximation of them."""
-        observes, rounds = self._buffers["observer_enabled"], self._buffers["fake_quant_enabled"]
-        assert observes is not None and rounds is not None
-        if is_asynchronous(observes) or is_asynchronous(rounds) or is_traced():
+        buffers: Any = self._buffers
+        observes, rounds = buffers["observer_enabled"], buffers["fake_quant_enabled"]
+        if not (observes.is_cpu and rounds.is_cpu) or is_traced():
             return not self.is_observing and self.is_quantizing and not is_written()
-        return FakeQuantize.enabled and bool(rounds.item()) and not observes.item() and not is_written()
+        return bool(rounds.item()) and not observes.item() and FakeQuantize.enabled and not is_written()
 
     def set_owner(self, path: str) -> None:
         """The module's path in the model, for messages."""

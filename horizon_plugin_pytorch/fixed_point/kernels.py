@@ -28,6 +28,9 @@ from horizon_plugin_pytorch.untraced import untraced
 VARIABLE = "HORIZON_INTEGER_KERNELS"
 _OFF = frozenset({"0", "off", "no", "false"})
 _ON = frozenset({"", "1", "on", "yes", "true"})
+# What lies behind `os.environ`, which takes longer to say that a variable is not set than a layer has time for.
+_ENVIRONMENT: Any = getattr(os.environ, "_data", None)
+_KEY: Any = getattr(os.environ, "encodekey", str)(VARIABLE)
 
 
 @dataclass(frozen=True)
@@ -117,9 +120,9 @@ class PackedLinear:
 
 def _as_unsigned(x: Tensor, zero_point: int) -> Tensor:
     """Integers of a byte with the zero point added, as kernels take them. Those that are uint8 have it already."""
-    if x.dtype == torch.uint8:
+    if x.dtype is torch.uint8:
         return x
-    unsigned = x.to(torch.int8).view(torch.uint8)
+    unsigned = (x if x.dtype is torch.int8 else x.to(torch.int8)).view(torch.uint8)
     return unsigned.bitwise_xor(128) if zero_point else unsigned  # the zero point is 128
 
 
@@ -372,6 +375,8 @@ class _Choice:
     def is_wanted(self) -> bool:
         if self._is_wanted is not None:
             return self._is_wanted
+        if _ENVIRONMENT is not None and _KEY not in _ENVIRONMENT:
+            return True
         return _asked_for(os.environ.get(VARIABLE, ""))
 
     @property

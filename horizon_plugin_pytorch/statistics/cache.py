@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,24 +13,25 @@ from torch import Tensor, nn
 from horizon_plugin_pytorch.untraced import is_traced, untraced
 
 
-def _load_memcmp() -> Any:
-    library = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
-    library.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    return library.memcmp
-
-
-_memcmp = _load_memcmp()  # as fast as memory is, which no comparison of torch is
+_LIBRARY = "msvcrt" if sys.platform == "win32" else None
+_ARGUMENTS = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+# As fast as memory is, which no comparison of torch is. Other threads run meanwhile; to let them takes longer than to
+# compare what is small.
+_memcmp = ctypes.CFUNCTYPE(ctypes.c_int, *_ARGUMENTS)(("memcmp", ctypes.CDLL(_LIBRARY)))
+_memcmp_of_few = ctypes.PYFUNCTYPE(ctypes.c_int, *_ARGUMENTS)(("memcmp", ctypes.PyDLL(_LIBRARY)))
+_FEW = 1 << 14  # bytes
 
 
 class _Copy:
     """The numbers that a tensor held, to compare with those that it holds later."""
 
-    __slots__ = ("address", "dtype", "numbers", "shape", "size", "source", "stride", "version")
+    __slots__ = ("address", "compare", "dtype", "numbers", "shape", "size", "source", "stride", "version")
 
     def __init__(self, source: Tensor, is_exact: bool) -> None:
         self.source, self.shape, self.dtype, self.stride = source, source.shape, source.dtype, source.stride()
         self.numbers: Tensor | None = None
         self.size = self.address = 0
+        self.compare = _memcmp
         self.version: object = None
         if source.device.type != "cpu" and (not is_exact or source.is_meta):
             # To look at the numbers would wait for the device; a tensor of inference mode counts no writes at all.
@@ -39,11 +40,10 @@ class _Copy:
         self.numbers = source.detach().clone()
         if source.device.type == "cpu" and self.numbers.stride() == self.stride and _is_dense(source):
             self.size, self.address = source.numel() * source.element_size(), self.numbers.data_ptr()
+            self.compare = _memcmp_of_few if self.size <= _FEW else _memcmp
 
     def matches(self, tensor: Tensor) -> bool:
-        """Does the tensor hold the same numbers in the same places?"""
-        if self.size and tensor.shape == self.shape and tensor.dtype is self.dtype and tensor.stride() == self.stride:
-            return tensor.is_cpu and not _memcmp(tensor.data_ptr(), self.address, self.size)
+        """Does the tensor hold the same numbers in the same places? For those that memory alone does not tell of."""
         if self.numbers is None:
             is_same = tensor is self.source and not tensor.is_inference()
             return is_same and (tensor._version, tensor.data_ptr()) == self.version
@@ -123,7 +123,7 @@ class Cache:
 
     _get_untraced = untraced(_get)
 
-    def known(self, sources: tuple[Tensor, ...]) -> Any:
+    def known(self, sources: Sequence[Tensor]) -> Any:
         """The value for these tensors; None if there is none, or one of them was replaced or written to."""
         entry = self._entry
         return entry[2] if entry is not None and _match(entry[0], sources) else None
@@ -211,5 +211,14 @@ def _are_equal(a: tuple, b: tuple) -> bool:
         return False
 
 
-def _match(copies: tuple[_Copy, ...], sources: tuple[Tensor, ...]) -> bool:
-    return len(sources) == len(copies) and all(map(_Copy.matches, copies, sources))
+def _match(copies: tuple[_Copy, ...], sources: Sequence[Tensor]) -> bool:
+    """Do tensors hold the same numbers in the same places? Asked by each layer in each forward."""
+    if len(sources) != len(copies):
+        return False
+    for copy, x in zip(copies, sources, strict=True):
+        if copy.size and x.shape == copy.shape and x.dtype is copy.dtype and x.stride() == copy.stride and x.is_cpu:
+            if copy.compare(x.data_ptr(), copy.address, copy.size):
+                return False
+        elif not copy.matches(x):
+            return False
+    return True

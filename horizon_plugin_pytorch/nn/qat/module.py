@@ -189,8 +189,9 @@ class QATModule(PlacedModule):
 
     def twin_sources(self) -> list[Tensor]:
         """The tensors that the quantized module is made of: it is made anew when one of them changes."""
-        own = (*self._parameters.values(), *self._buffers.values())
-        return [t for t in own if t is not None] + [q.scale for q in self.fake_quantizers()]
+        own = [t for t in self._parameters.values() if t is not None]
+        own += [t for t in self._buffers.values() if t is not None]
+        return own + [q.scale for q in self.fake_quantizers()]
 
     def twin_facts(self) -> tuple:
         """What else the quantized module is made of: settings, formats, and which children they are of."""

@@ -28,13 +28,16 @@ class _Kind:
 
     def is_of(self, x: Any) -> bool:
         """Is a tensor of this kind, with its bytes here?"""
-        if type(x) is not QTensor or x._bytes is None:
+        if type(x) is not QTensor:
+            return False
+        own = x.__dict__  # quicker than as attributes
+        integers, scale = own.get("_bytes"), own["_scale"]
+        if integers is None:
             return False
         if sharing.is_known(x):  # a view, say
             x._require_unchanged()
-        if x._format is not self.format or x._range != self.range or x._bytes.values.dim() != self.dim:
+        if own["_format"] is not self.format or own.get("_range") != self.range or integers.values.dim() != self.dim:
             return False
-        scale = x._scale
         return scale.numel() == 1 and scale.is_cpu and scale.item() == self.scale
 
 
@@ -53,8 +56,9 @@ class Held:
 
     def is_of(self, module: nn.Module) -> bool:
         """Do the module's buffers hold these numbers?"""
-        found = map(module._buffers.get, self._names)
-        return self._kept.known(tuple([x for x in found if x is not None])) is self._made
+        buffers = module._buffers
+        found = [x for name in self._names if (x := buffers.get(name)) is not None]
+        return self._kept.known(found) is self._made
 
 
 class QuickCall:
@@ -76,8 +80,12 @@ class QuickCall:
 
     def __call__(self, module: nn.Module, args: tuple) -> QTensor | None:
         """The output; None if the layer has to be called as a whole."""
-        if len(args) != len(self._kinds) or not all(map(_Kind.is_of, self._kinds, args)):
+        kinds = self._kinds
+        if len(args) != len(kinds):
             return None
+        for kind, x in zip(kinds, args, strict=True):
+            if not kind.is_of(x):
+                return None
         if not fp.are_kernels_used() or (self._held is not None and not self._held.is_of(module)):
             return None
         grid = self._on_bytes(args[0]._bytes.values, args[1]._bytes.values if len(args) == 2 else None)
