@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.untraced import is_traced, untraced
 
-
 _LIBRARY = "msvcrt" if sys.platform == "win32" else None
 _ARGUMENTS = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
 # As fast as memory is, which no comparison of torch is. Other threads run meanwhile; to let them takes longer than to

@@ -189,7 +189,7 @@ class QATModule(PlacedModule):
 
     def twin_sources(self) -> list[Tensor]:
         """The tensors that the quantized module is made of: it is made anew when one of them changes."""
-        own = [t for t in self._parameters.values() if t is not None]
+        own: list[Tensor] = [t for t in self._parameters.values() if t is not None]
         own += [t for t in self._buffers.values() if t is not None]
         return own + [q.scale for q in self.fake_quantizers()]
 
