@@ -11,8 +11,8 @@
 #                        which they meet in a file, all of what the tests take samples of, all tests once more
 #                        without integer kernels, properties with new random numbers: some hours
 #   make bench           speed next to float, torch.ao, and ModelOpt and AIMET if installed
-#   make peers           the table of other toolkits, each in an environment of its own: some hours the first time; what
-#                        was measured once stays (benchmarks.peers --again)
+#   make peers           the table of other toolkits, each in an environment of its own: a quarter of an hour on a quiet
+#                        machine, hours beside other work; what was measured once stays (benchmarks.peers --again)
 #   make accuracy        accuracy of five networks on real images, hours
 #   make docs            the documentation as a web site, in site/
 #   make lint            lint, types and layers only

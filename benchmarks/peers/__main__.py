@@ -1,6 +1,6 @@
 """The table of peers, each in an environment of its own that sees this one's torch.
 
-    make peers                                                   all of them, some hours the first time; the page
+    make peers                                                   all of them, and the page
     python -m benchmarks.peers --toolkits NNCF --page docs/peers.md
     python -m benchmarks.peers --again --page docs/peers.md      measures anew what is known
 

@@ -225,7 +225,9 @@ class Nncf:
         simulated = self._calibrated(model, batches)
         core = openvino.Core()
         converted = openvino.convert_model(copy.deepcopy(simulated), example_input=batches[0])
-        compiled = core.compile_model(converted, "CPU", {"INFERENCE_NUM_THREADS": 1})
+        # Without the hint it takes bfloat16 where the processor has it, and has no kernels for the small networks then.
+        settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+        compiled = core.compile_model(converted, "CPU", settings)
         return simulated, lambda x: torch.from_numpy(compiled(x.numpy())[0])
 
 
