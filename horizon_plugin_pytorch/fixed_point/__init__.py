@@ -13,7 +13,7 @@ from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     split_digits,
 )
 from horizon_plugin_pytorch.fixed_point.angle import AngleTables, atan2, build_angles
-from horizon_plugin_pytorch.fixed_point.byte_layers import ByteLayer
+from horizon_plugin_pytorch.fixed_point.byte_layers import ByteLayer, OneCall
 from horizon_plugin_pytorch.fixed_point.byte_products import matmul_on_bytes
 from horizon_plugin_pytorch.fixed_point.coarsening import coarsen
 from horizon_plugin_pytorch.fixed_point.comparison import (
@@ -104,7 +104,7 @@ from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 
 __all__ = [
     "EXACT_FLOAT32", "INT32_MAX", "LARGEST", "MAGNITUDES", "SMALLEST", "SQUARES", "VARIANCE", "AccumulatorPlan",
-    "AngleTables", "Blocks", "ByteLayer", "Division", "Geometry", "OutputSums", "SegmentTable", "Table",
+    "AngleTables", "Blocks", "ByteLayer", "Division", "Geometry", "OneCall", "OutputSums", "SegmentTable", "Table",
     "TransposedLayer", "WideLayer", "adaptive_matrix", "add", "affine", "along", "are_kernels_used", "atan2",
     "avg_pool2d", "avg_pool3d", "away_from_zero", "bev_pool", "bilinear_matrix", "bilinear_positions", "block_scale",
     "build_angles", "build_segments", "build_table", "choose_affine", "choose_comparison", "choose_factor",

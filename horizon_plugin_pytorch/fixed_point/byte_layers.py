@@ -146,6 +146,37 @@ class _Rounding:
         return out.index_copy_(1, self.rest, acc.to(torch.int8))
 
 
+class OneCall:
+    """A layer on images of one shape whose kernel requantizes all channels: nothing else is to be asked.
+
+    Args:
+        shape, sizes: of its input and output.
+    """
+
+    __slots__ = ("_kernel", "_rows", "_settings", "_shape", "_sizes", "_strides")
+
+    def __init__(self, rounding: _Rounding, shape: torch.Size, sizes: torch.Size) -> None:
+        self._kernel, line = rounding.conv, rounding.line
+        self._settings = line.scale, line.offset, rounding.low, rounding.high
+        self._shape, self._sizes = shape, sizes
+        batch, channels, height, width = shape
+        self._rows = ((batch * height * width, channels), (channels, 1)) if rounding.has_rows else None
+        self._strides = _pixel_strides(sizes)
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        """int8 with channels last, of the same; None of others."""
+        if x.shape != self._shape or x.dtype is not torch.int8:
+            return None
+        if not x.is_contiguous(memory_format=torch.channels_last):
+            return None
+        kernel, rows = self._kernel, self._rows
+        if rows is None:
+            return kernel.rounded(kernel.taken_as_is(x), *self._settings)
+        return kernel.rounded(kernel.taken_as_is(x.as_strided(*rows)), *self._settings).as_strided(
+            self._sizes, self._strides
+        )
+
+
 class ByteLayer:
     """A layer of int8 weights for one plan, packed when it first runs. Threads may use it at the same time.
 
@@ -211,6 +242,13 @@ class ByteLayer:
         if not is_plain(x) or (residual is not None and not is_plain(residual)):
             return None
         return self._linear(x, residual) if self._geometry is None else self._convolve(x, residual)
+
+    def as_one_call(self, x: Tensor) -> OneCall | None:
+        """What it does with images such as these, which it has had before, if that is one call of a kernel."""
+        rounding, task = self._rounding, self._tasks.get(x.shape)
+        if rounding is None or rounding.rest is not None or task is None or task.sizes is None:
+            return None
+        return OneCall(rounding, x.shape, task.sizes) if x.dim() == 4 else None
 
     def _has_rows(self) -> bool:
         """Is it a convolution that is a linear layer of each pixel?"""
@@ -483,8 +521,13 @@ def _pixels_of(x: Tensor) -> Tensor:
 
 def _as_pixels(rows: Tensor, sizes: torch.Size) -> Tensor:
     """Images whose pixels these rows are."""
+    return rows.contiguous().as_strided(sizes, _pixel_strides(sizes))
+
+
+def _pixel_strides(sizes: torch.Size) -> tuple[int, int, int, int]:
+    """Of images with channels last."""
     _, channels, height, width = sizes
-    return rows.contiguous().as_strided(sizes, (height * width * channels, 1, width * channels, channels))
+    return height * width * channels, 1, width * channels, channels
 
 
 def _rows_of(x: Tensor) -> Tensor | None:

@@ -71,10 +71,11 @@ class QuickCall:
         held: what the layer was made of; None if nobody else knows its tensors.
     """
 
-    __slots__ = ("_format", "_held", "_kinds", "_on_bytes", "_range")
+    __slots__ = ("_format", "_held", "_kinds", "_on_bytes", "_one_call", "_range")
 
     def __init__(self, on_bytes: Any, inputs: tuple[QTensor, ...], out: QTensor, held: Held | None) -> None:
         self._on_bytes, self._held = on_bytes, held
+        self._one_call: fp.OneCall | None = None
         self._kinds = tuple(map(_Kind, inputs))
         self._format, self._range = out._format, out._range
 
@@ -88,9 +89,14 @@ class QuickCall:
                 return None
         if not fp.are_kernels_used() or (self._held is not None and not self._held.is_of(module)):
             return None
-        grid = self._on_bytes(args[0]._bytes.values, args[1]._bytes.values if len(args) == 2 else None)
-        if grid is None or grid.is_floating_point():
-            return None
+        x = args[0]._bytes.values
+        grid = None if self._one_call is None else self._one_call(x)
+        if grid is None:
+            grid = self._on_bytes(x, args[1]._bytes.values if len(args) == 2 else None)
+            if grid is None or grid.is_floating_point():
+                return None
+            if len(args) == 1 and isinstance(self._on_bytes, fp.ByteLayer):
+                self._one_call = self._on_bytes.as_one_call(x)
         scale: Any = module._buffers["scale"]
         out = byte_qtensor(ByteTensor(grid), scale, self._format)
         out._range = self._range
