@@ -90,7 +90,7 @@ class Passes:
 
     def rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x.amin(1), x.amax(1)``."""
-        lows, highs = torch.empty(2, len(x)).unbind(0)
+        lows, highs = torch.empty((2, len(x)), dtype=torch.float32, device="cpu").unbind(0)
         self._rows(x.data_ptr(), *x.shape, lows.data_ptr(), highs.data_ptr())
         return lows, highs
 

@@ -216,7 +216,8 @@ def _match(copies: tuple[_Copy, ...], sources: Sequence[Tensor]) -> bool:
         return False
     for copy, x in zip(copies, sources, strict=True):
         if copy.size and x.shape == copy.shape and x.dtype is copy.dtype and x.stride() == copy.stride and x.is_cpu:
-            if copy.compare(x.data_ptr(), copy.address, copy.size):
+            place = x.data_ptr()
+            if not place or copy.compare(place, copy.address, copy.size):  # memory may have been given back
                 return False
         elif not copy.matches(x):
             return False

@@ -90,14 +90,17 @@ class SketchObserver(ObserverBase):
         known, self.__dict__["_rows"] = self._rows, None
         rows = known[1] if known is not None and known[0] is usable.values else None
         ends = usable.smallest.item(), usable.largest.item()
-        tail = self._tail(usable, ends, rows)
+        flat = usable.values.reshape(-1)
+        tail = self._tail(flat, ends, usable.limits, rows)
         if tail is not None:
             return tail
         sketch = Sketch(self.min_val.device)
-        sketch.update(usable.values, ends, usable.limits, rows, self._enough)
+        sketch.update(flat, ends, usable.limits, rows, self._enough)
         return sketch
 
-    def _tail(self, usable: Usable, ends: tuple[float, float], rows: Rows | None) -> Tail | None:
+    def _tail(
+        self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float], rows: Rows | None
+    ) -> Tail | None:
         """The largest values of a large tensor, where these are all that the range depends on."""
         return None
 
@@ -240,15 +243,16 @@ class PercentileObserver(SketchObserver):
         share = sketch.percentile(self.percentile) / sketch.largest if sketch.largest else 0.0
         return sketch.largest * max(int(min(share, 1 - 0.5 / self.bins) * self.bins), 1) / self.bins
 
-    def _tail(self, usable: Usable, ends: tuple[float, float], rows: Rows | None) -> Tail | None:
-        x, cls = usable.values, type(self)
+    def _tail(
+        self, x: Tensor, ends: tuple[float, float], limits: tuple[float, float], rows: Rows | None
+    ) -> Tail | None:
+        cls = type(self)
         if cls.choose is not PercentileObserver.choose or cls._take is not SketchObserver._take:
             return None  # a subclass may ask a sketch for more
         each = each_of(x, self._enough)
-        if each == 1 or not x.is_contiguous():
+        if each == 1:
             return None
-        flat, reach = x.view(-1), reach_of(self.percentile, x.numel())
-        return tail_of(flat, ends, usable.limits, rows or rows_of(flat), each, reach)
+        return tail_of(x, ends, limits, rows or rows_of(x), each, reach_of(self.percentile, x.numel()))
 
     def choose_by_channel(self, rows: Tensor) -> Tensor:
         ends = percentiles_by_channel(rows, [self.percentile])

@@ -228,6 +228,8 @@ class Sketch:
         """
         assert isinstance(counts, np.ndarray)  # samples are taken on the host alone
         total = size * each
+        if border >= len(counts):  # they lie in the highest bin, as the largest float32 number does
+            known = ()
         if known:
             total += self._count_large(known, counts[border:])
         is_known = [self._bin(abs(end)) >= border for end in ends]
@@ -334,7 +336,8 @@ class Sketch:
         """Add what another sketch has counted; the order of merging does not matter."""
         before = self.ends
         self._widen(other.ends)
-        self.counts += other._moved(self.top).to(self.counts.device)
+        # Not in place: they may be of inference mode.
+        self.counts = self.counts + other._moved(self.top).to(self.counts.device)
         self.total += other.total
         self._add_peaks(before, other.ends, other.peaks)
         self._keep_room()

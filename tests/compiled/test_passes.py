@@ -320,3 +320,21 @@ def test_layers_are_the_same(kind: str, bits: int, made: Passes, monkeypatch: py
             assert out is not None and torch.equal(out.float(), expected)
             assert bool(finished) is is_on
             finished.clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_another_default_type_changes_no_number(dtype: torch.dtype, made: Passes) -> None:
+    """C writes float32 to the memory that it is given."""
+    weight, x = torch.randn(16, 500), torch.randn(70_000)
+    found = []
+    for default in (torch.float32, dtype):
+        by_channel = range_methods()["min_max"](qscheme=torch.per_channel_symmetric, ch_axis=0)
+        whole = range_methods()["mse"]()
+        torch.set_default_dtype(default)
+        try:
+            by_channel(weight)
+            whole(x)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append([by_channel.max_val.double(), whole.max_val.double()])
+    assert all(map(torch.equal, *found))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from horizon_plugin_pytorch.errors import CalibrationWarning
 from horizon_plugin_pytorch.statistics import observer_v2, samples, tail
+from horizon_plugin_pytorch.statistics.observer_names import range_methods
 from horizon_plugin_pytorch.statistics.observer_v2 import PercentileObserver
 from horizon_plugin_pytorch.statistics.sketch import Sketch
 from horizon_plugin_pytorch.statistics.tail import Tail
@@ -172,3 +173,44 @@ def test_a_model_on_no_device_is_told_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert samples.each_of(torch.empty(1 << 20, device="meta")) == 1  # rows are looked at on the host alone
+
+
+@pytest.mark.parametrize("how", ["channels_last", "strided", "flipped"])
+def test_how_a_tensor_lies_in_memory_changes_no_percentile(how: str, tails) -> None:
+    """Outliers that a sample would count often, or not at all."""
+    x = values("normal", 2 * 48 * 60 * 60).reshape(2, 48, 60, 60)
+    x.view(-1)[:: x.numel() // 40] *= 10
+    if how == "channels_last":
+        lying = x.contiguous(memory_format=torch.channels_last)
+    elif how == "strided":
+        lying = torch.stack([x, x + 99], -1)[..., 0]
+    else:
+        lying = x.as_strided(x.shape, x.stride()).transpose(2, 3).contiguous().transpose(2, 3)
+    assert torch.equal(x, lying) and not lying.is_contiguous()
+    assert end_of(lying, 99.99) == end_of(x, 99.99)
+    assert len(tails) == 2 and None not in tails
+
+
+@pytest.mark.parametrize("name", sorted(range_methods() | {"histogram": None}))
+@pytest.mark.parametrize("rows", [20, 140, 260])
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice in a batch"])
+def test_the_smallest_float32_number_as_a_mask_leaves_it(name: str, rows: int, times: int) -> None:
+    x = values("normal", 80_000)
+    x[: rows * 256 : 256] = torch.finfo(torch.float32).min
+    observer = (range_methods() | {"histogram": observer_v2.HistogramObserver})[name]()
+    observer.hold()
+    for _ in range(times):
+        observer(x)
+    observer.release()
+    assert 0 < float(observer.max_val) <= torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize("name", sorted(range_methods() | {"histogram": None}))
+def test_batches_in_inference_mode_and_outside_take_turns(name: str) -> None:
+    observer = (range_methods() | {"histogram": observer_v2.HistogramObserver})[name]()
+    for _ in range(2):
+        with torch.inference_mode():
+            observer(values("normal", 1000))
+        with torch.no_grad():
+            observer(values("normal", 1000, seed=1))
+    assert float(observer.max_val) > 1
