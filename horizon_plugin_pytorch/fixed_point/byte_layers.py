@@ -171,10 +171,9 @@ class OneCall:
             return None
         kernel, rows = self._kernel, self._rows
         if rows is None:
-            return kernel.rounded(kernel.taken_as_is(x), *self._settings)
-        return kernel.rounded(kernel.taken_as_is(x.as_strided(*rows)), *self._settings).as_strided(
-            self._sizes, self._strides
-        )
+            return kernel.rounded(kernel.taken(x), *self._settings)
+        out = kernel.rounded(kernel.taken(x.as_strided(*rows)), *self._settings)
+        return out.as_strided(self._sizes, self._strides)
 
 
 class ByteLayer:

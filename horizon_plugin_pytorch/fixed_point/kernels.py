@@ -80,10 +80,6 @@ class PackedConv:
             1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
 
-    def taken_as_is(self, x: Tensor) -> Tensor:
-        """The same of int8 that lie as they are wanted."""
-        return x.view(torch.uint8).bitwise_xor(128) if self._zero_point else x.view(torch.uint8)
-
     def rounded(self, x: Tensor, scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
         """``clamp(round(float32(float32(acc * scale) + offset)), low, high)`` of the sums: int8, channels last."""
         return torch.ops.onednn.qconv2d_pointwise(
@@ -108,8 +104,6 @@ class PackedLinear:
 
     def taken(self, x: Tensor) -> Tensor:
         return _as_unsigned(x.contiguous(), self._zero_point)
-
-    taken_as_is = PackedConv.taken_as_is
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return torch.ops.onednn.qlinear_pointwise(
