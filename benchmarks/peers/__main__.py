@@ -165,7 +165,7 @@ def _where_ours_is_slower(found: Found) -> str:
 
 
 def _listed(ratios: dict[str, float]) -> str:
-    ordered = sorted(ratios.items(), key=lambda item: item[1])
+    ordered = sorted(ratios.items(), key=lambda item: (round(item[1], 2), item[0].lower()))
     return ", ".join(
         f"{name.removeprefix(OURS) + ' (ours)' * name.startswith(OURS)} {ratio:.2f}" for name, ratio in ordered
     )

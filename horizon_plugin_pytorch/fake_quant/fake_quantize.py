@@ -248,9 +248,15 @@ class FakeQuantize(nn.Module):
         """In the VALIDATION state the integers of deployment are computed, not an approximation of them."""
         buffers: Any = self._buffers
         observes, rounds = buffers["observer_enabled"], buffers["fake_quant_enabled"]
-        if is_asynchronous(observes) or is_asynchronous(rounds) or is_traced():
-            return not self.is_observing and self.is_quantizing and not is_written()
-        return bool(rounds.item()) and not observes.item() and FakeQuantize.enabled and not is_written()
+        if observes.is_cpu and rounds.is_cpu and not is_traced():  # asked twice by each layer in each forward
+            return bool(rounds.item()) and not observes.item() and FakeQuantize.enabled and not is_written()
+        return not self.is_observing and self.is_quantizing and not is_written()
+
+    @property
+    def scale_itself(self) -> Tensor:
+        """`scale`, whether it is trained or not, sooner than torch finds it."""
+        found: Any = self._buffers.get("scale")
+        return self.scale if found is None else found
 
     def set_owner(self, path: str) -> None:
         """The module's path in the model, for messages."""
