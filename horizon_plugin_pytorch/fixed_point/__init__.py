@@ -13,8 +13,9 @@ from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     split_digits,
 )
 from horizon_plugin_pytorch.fixed_point.angle import AngleTables, atan2, build_angles
-from horizon_plugin_pytorch.fixed_point.byte_layers import ByteLayer, OneCall
+from horizon_plugin_pytorch.fixed_point.byte_layers import ByteLayer
 from horizon_plugin_pytorch.fixed_point.byte_products import matmul_on_bytes
+from horizon_plugin_pytorch.fixed_point.byte_roundings import OneCall
 from horizon_plugin_pytorch.fixed_point.coarsening import coarsen
 from horizon_plugin_pytorch.fixed_point.comparison import (
     choose_comparison,

@@ -53,9 +53,14 @@ def has_kernel(weight: torch.Size, groups: int) -> bool:
     return groups == 1 or inputs == outputs == 1 or (inputs % _BLOCK == 0 and outputs % _BLOCK == 0)
 
 
+def zero_point_of(input_range: tuple[int, int]) -> int:
+    """What kernels, which take bytes from 0 on, add to inputs of a range."""
+    return 128 if input_range[0] < 0 else 0
+
+
 def summed_range(input_range: tuple[int, int]) -> tuple[int, int]:
     """The range of the numbers that are added up for inputs of a range: the bytes of a kernel, with its zero point."""
-    return (0, 255) if input_range[0] < 0 and is_on_kernels(input_range) else input_range
+    return (0, 255) if zero_point_of(input_range) and is_on_kernels(input_range) else input_range
 
 
 def fits_kernel(weight: Tensor, input_range: tuple[int, int]) -> bool:
@@ -66,7 +71,7 @@ def fits_kernel(weight: Tensor, input_range: tuple[int, int]) -> bool:
     Args:
         weight: [out, in / groups, two axes].
     """
-    if input_range[0] >= 0:  # no zero point: the layer's plan has cut it so
+    if not zero_point_of(input_range):  # the layer's plan has cut it so
         return True
     return float(reaches(weight.flatten(1).float(), *summed_range(input_range)).max()) < EXACT_FLOAT32
 
@@ -84,5 +89,5 @@ def pack(
     if not have_kernel or not all(fits_kernel(weight, input_range) for weight in weights):
         return [FloatConv(weight, walk) for weight in weights]
     sizes = [torch.Size([shape[0], weight.shape[1] * walk.groups, *shape[2:]]) for weight in weights]
-    zero_point = 128 if input_range[0] < 0 else 0
+    zero_point = zero_point_of(input_range)
     return [PackedConv(weight, walk, zero_point, size) for weight, size in zip(weights, sizes, strict=True)]

@@ -2,14 +2,14 @@
 
 Activations are int8, images with channels last. A kernel's sums leave it in float32 and are finished as the plan says,
 some images or rows at a time, while they are in the cache. Where two float32 roundings are proved to give the plan's
-requantization, the kernel makes the bytes itself. Layers of 16 bits are in `wide_layers.py`.
+requantization, the kernel makes the bytes itself (`byte_roundings.py`). Layers of 16 bits are in `wide_layers.py`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,7 +25,9 @@ from horizon_plugin_pytorch.fixed_point.byte_convs import (
     is_on_kernels,
     pack,
     summed_range,
+    zero_point_of,
 )
+from horizon_plugin_pytorch.fixed_point.byte_roundings import OneCall, Rounding, find_rounding
 from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     BYTE,
     TWO_BYTES,
@@ -33,20 +35,18 @@ from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     is_within,
     output_sizes,
     output_type,
+    pixel_strides,
     slices,
     walk_of,
 )
 from horizon_plugin_pytorch.fixed_point.kernels import PackedConv, PackedLinear, Walk
-from horizon_plugin_pytorch.fixed_point.lines import Line, choose_line
-from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32
 from horizon_plugin_pytorch.fixed_point.transposed_layers import TransposedLayer
 from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 
 _CHUNK = 1 << 19  # sums that are finished together: two megabytes
-_MOST_UNPROVED = 0.25  # of the channels
 _ROWS = 256  # for which the weights of a linear layer are laid out
 _MOST_TASKS = 64  # shapes of inputs that a layer remembers
-_FEW_SUMS = 1 << 16  # of which to compute some channels again takes longer than to finish them all
+_FEW_SUMS = 1 << 16  # of a pointwise convolution, which a product of matrices gives sooner than a kernel
 _FEW_ROW_SUMS = 1 << 15  # which a product of matrices gives sooner than a kernel with the weights of a layer
 
 
@@ -105,77 +105,6 @@ class _Task:
     at_once: int = 1
 
 
-@dataclass(frozen=True)
-class _Rounding:
-    """A layer whose kernel requantizes, and the channels for which it does not: these are finished as in others.
-
-    Attributes:
-        rest: the channels; None if there are none.
-        rest_conv, rest_bias, rest_factor: their layer.
-        takes_rest: does their layer have as many inputs as they are? A depthwise one has.
-    """
-
-    conv: PackedConv | PackedLinear
-    line: Line
-    low: int
-    high: int
-    rest: Tensor | None = None
-    rest_conv: PackedConv | PackedLinear | None = None
-    rest_bias: Tensor | None = None
-    rest_factor: Tensor | None = None
-    takes_rest: bool = False
-
-    def is_faster(self, sums: int) -> bool:
-        """Is it, for so many sums, than to finish them all on float32?"""
-        return self.rest is None or sums >= _FEW_SUMS
-
-    @property
-    def has_rows(self) -> bool:
-        """Does it take rows, and not images?"""
-        return isinstance(self.conv, PackedLinear)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """int8, images with channels last, of the same."""
-        taken = self.conv.taken(x)
-        out = self.conv.rounded(taken, self.line.scale, self.line.offset, self.low, self.high)
-        if self.rest is None:
-            return out
-        assert self.rest_conv is not None and self.rest_factor is not None
-        acc = self.rest_conv(taken.index_select(1, self.rest) if self.takes_rest else taken, self.rest_bias)
-        acc.mul_(self.rest_factor).round_().clamp_(self.low, self.high)
-        return out.index_copy_(1, self.rest, acc.to(torch.int8))
-
-
-class OneCall:
-    """A layer on images of one shape whose kernel requantizes all channels: nothing else is to be asked.
-
-    Args:
-        shape, sizes: of its input and output.
-    """
-
-    __slots__ = ("_kernel", "_rows", "_settings", "_shape", "_sizes", "_strides")
-
-    def __init__(self, rounding: _Rounding, shape: torch.Size, sizes: torch.Size) -> None:
-        self._kernel, line = rounding.conv, rounding.line
-        self._settings = line.scale, line.offset, rounding.low, rounding.high
-        self._shape, self._sizes = shape, sizes
-        batch, channels, height, width = shape
-        self._rows = ((batch * height * width, channels), (channels, 1)) if rounding.has_rows else None
-        self._strides = _pixel_strides(sizes)
-
-    def __call__(self, x: Tensor) -> Tensor | None:
-        """int8 with channels last, of the same; None of others."""
-        if x.shape != self._shape or x.dtype is not torch.int8:
-            return None
-        if not x.is_contiguous(memory_format=torch.channels_last):
-            return None
-        kernel, rows = self._kernel, self._rows
-        if rows is None:
-            return kernel.rounded(kernel.taken(x), *self._settings)
-        out = kernel.rounded(kernel.taken(x.as_strided(*rows)), *self._settings)
-        return out.as_strided(self._sizes, self._strides)
-
-
 class ByteLayer:
     """A layer of int8 weights for one plan, packed when it first runs. Threads may use it at the same time.
 
@@ -207,7 +136,7 @@ class ByteLayer:
         self._width, self._type = plan.factor.numel(), output_type(plan)
         self._tasks: dict[torch.Size, _Task] = {}
         self._has_run = False
-        self._rounding: _Rounding | None = None
+        self._rounding: Rounding | None = None
         self._is_rounding_known = not self._may_round()
 
     @classmethod
@@ -227,8 +156,8 @@ class ByteLayer:
 
     @property
     def nbytes(self) -> int:
-        """Memory of the packed weights, about."""
-        return sum(piece.weight.numel() for piece in self._pieces)
+        """Memory of the packed weights, at most and about: those of rows are laid out for two kernels."""
+        return sum(piece.weight.numel() for piece in self._pieces) * (2 if self._is_of_rows else 1)
 
     def __call__(self, x: Tensor, residual: Tensor | None) -> Tensor | None:
         """The layer's output: int8 or int16, channels last; real numbers where the plan says so.
@@ -261,7 +190,7 @@ class ByteLayer:
         is_one = len(self._pieces) <= 1 and plan.residual_factor is None
         return is_one and not plan.is_real and is_within((plan.low, plan.high), BYTE) and plan.low < plan.high
 
-    def _rounding_of(self, sums: int, shape: tuple[int, ...]) -> _Rounding | None:
+    def _rounding_of(self, sums: int, shape: tuple[int, ...]) -> Rounding | None:
         """The kernel that requantizes, where it is to do so; for so many sums of inputs of a shape.
 
         To look for the numbers that it needs takes as long as some runs do: not for a layer that runs only once.
@@ -282,43 +211,29 @@ class ByteLayer:
         """Do its convolutions run on integer kernels?"""
         return is_on_kernels(self._range) and has_kernel(self._pieces[0].weight.shape, self._walk.groups)
 
-    def _find_rounding(self, shape: torch.Size) -> _Rounding | None:
-        plan, walk = self._plan, self._walk
-        weight = self._pieces[0].weight
-        size = weight.flatten(1).float().abs().sum(1, dtype=torch.float64)  # a byte cannot hold that of -128
-        reach = size * max(-self._range[0], self._range[1])
-        if float(reach.max()) >= EXACT_FLOAT32 or not fits_kernel(weight, self._range):
-            return None
-        line = choose_line(plan.factor, plan.bias, plan.low, plan.high, reach)
-        rest = line.unproved
-        linear = self._rows_kernel if self._is_rows_kernel_known else self._find_rows_kernel()
-        if len(rest) and self._geometry is None and linear is None:  # a product and its finish take less
-            return None
-        is_depthwise = weight.shape[:2] == (walk.groups, 1)
-        if len(rest) > _MOST_UNPROVED * len(weight) or (len(rest) and walk.groups > 1 and not is_depthwise):
-            return None
-        bias, factor = None if plan.bias is None else plan.bias[rest], plan.factor[rest]
-        if linear is not None:
-            again = PackedLinear(self._whole_matrix()[rest], 128 if self._range[0] < 0 else 0, _ROWS)
-            some = (rest, again, bias, factor) if len(rest) else ()
-            return _Rounding(linear, line, plan.low, plan.high, *some)
-        (conv,) = self._convs or self._pack([weight], walk, shape)
-        assert isinstance(conv, PackedConv)
-        if len(rest) == 0:
-            return _Rounding(conv, line, plan.low, plan.high)
-        takes_rest = is_depthwise and walk.groups > 1
-        rest_walk = replace(walk, groups=len(rest)) if takes_rest else walk
-        (rest_conv,) = self._pack([weight[rest]], rest_walk, shape)
-        assert isinstance(rest_conv, PackedConv)
-        by_image = factor.reshape(-1, 1, 1)
-        return _Rounding(conv, line, plan.low, plan.high, rest, rest_conv, bias, by_image, takes_rest)
+    def _find_rounding(self, shape: torch.Size) -> Rounding | None:
+        packed = self._convs[0] if self._convs else None
+        return find_rounding(
+            self._plan,
+            self._pieces[0].weight,
+            self._walk,
+            self._range,
+            shape,
+            linear=self._kernel_of_rows,
+            conv=packed if isinstance(packed, PackedConv) else None,
+            is_linear=self._geometry is None,
+        )
 
-    def _find_rows_kernel(self) -> PackedLinear | None:
-        """The kernel of a linear layer, or of a pointwise convolution: one whose sums fit, where it is proved."""
-        with torch.inference_mode(False), torch.no_grad():
-            if not self._is_rows_kernel_known:
-                if len(self._pieces) == 1 and fits_kernel(self._pieces[0].weight, self._range) and kernels.has_linear():
-                    self._rows_kernel = PackedLinear(self._whole_matrix(), 128 if self._range[0] < 0 else 0, _ROWS)
+    @property
+    def _kernel_of_rows(self) -> PackedLinear | None:
+        """The kernel of a linear layer, or of a pointwise convolution, that is one sum; None where it is not proved.
+
+        Two threads may both pack it: it is asked for under the lock, too.
+        """
+        if not self._is_rows_kernel_known:
+            with torch.inference_mode(False), torch.no_grad():
+                if len(self._pieces) == 1 and kernels.has_linear():  # a piece's sums fit the kernel
+                    self._rows_kernel = PackedLinear(self._whole_matrix(), zero_point_of(self._range), _ROWS)
                 self._is_rows_kernel_known = True
         return self._rows_kernel
 
@@ -355,7 +270,7 @@ class ByteLayer:
     def _sums_of_rows(self, rows: Tensor) -> Tensor:
         """int32 without the bias, or float32 with it."""
         if len(rows) * self._width >= _FEW_ROW_SUMS:
-            linear = self._rows_kernel if self._is_rows_kernel_known else self._find_rows_kernel()
+            linear = self._kernel_of_rows
             if linear is not None:
                 return linear(linear.taken(rows), self._plan.bias)
         matrix = self._matrix if self._matrix is not None else self._transpose()
@@ -520,13 +435,7 @@ def _pixels_of(x: Tensor) -> Tensor:
 
 def _as_pixels(rows: Tensor, sizes: torch.Size) -> Tensor:
     """Images whose pixels these rows are."""
-    return rows.contiguous().as_strided(sizes, _pixel_strides(sizes))
-
-
-def _pixel_strides(sizes: torch.Size) -> tuple[int, int, int, int]:
-    """Of images with channels last."""
-    _, channels, height, width = sizes
-    return height * width * channels, 1, width * channels, channels
+    return rows.contiguous().as_strided(sizes, pixel_strides(sizes))
 
 
 def _rows_of(x: Tensor) -> Tensor | None:

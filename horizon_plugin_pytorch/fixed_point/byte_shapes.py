@@ -79,3 +79,9 @@ def slices(count: int, step: int) -> Iterator[slice]:
     """The numbers up to a count, so many at a time."""
     for start in range(0, count, step):
         yield slice(start, start + step)
+
+
+def pixel_strides(sizes: torch.Size) -> tuple[int, int, int, int]:
+    """Of images with channels last."""
+    _, channels, height, width = sizes
+    return height * width * channels, 1, width * channels, channels

@@ -97,10 +97,14 @@ class PackedLinear:
     """
 
     def __init__(self, weight: Tensor, zero_point: int, rows: int) -> None:
-        self._zero_point = zero_point
+        self._zero_point, self._rows = zero_point, rows
         self._scale = torch.ones(len(weight))
         self._zeros = torch.zeros(len(weight), dtype=torch.long)
         self._packed = torch.ops.onednn.qlinear_prepack(weight, [rows, weight.shape[1]])
+
+    def of_channels(self, weight: Tensor) -> PackedLinear:
+        """A layer of other weights, for the same rows."""
+        return PackedLinear(weight, self._zero_point, self._rows)
 
     def taken(self, x: Tensor) -> Tensor:
         return _as_unsigned(x.contiguous(), self._zero_point)
@@ -440,11 +444,7 @@ def proved_reach() -> Reach:
 
 def are_kernels_used() -> bool:
     """Do any layers run on integer kernels? Asked by each of them in each forward."""
-    choice = _choice
-    is_wanted = choice._is_wanted
-    if is_wanted is None:
-        is_wanted = choice.is_wanted if _ENVIRONMENT is None or _KEY in _ENVIRONMENT else True
-    return is_wanted and (choice._reach or choice.reach) is not Reach.NOTHING
+    return _choice.is_wanted and (_choice._reach or _choice.reach) is not Reach.NOTHING
 
 
 def has_products() -> bool:
@@ -473,7 +473,9 @@ def integer_kernels() -> str:
     rounding = _choice.found(rounding_disproof, reach)
     requantized = f"; requantized on float32 ({rounding})" if rounding else ""
     if reach is Reach.BYTES:
-        return f"on: oneDNN's, proved exact on this machine{requantized}"
+        linear = _choice.found(linear_disproof, Reach.BYTES)
+        products = f"; linear layers on products of matrices ({linear})" if linear else ""
+        return f"on: oneDNN's, proved exact on this machine{requantized}{products}"
     return (
         f"on: oneDNN's, proved exact on this machine for {reach.value}{requantized}; other layers run on float32, with "
         f"the same integers (for these the kernels are not exact: {wrong})"

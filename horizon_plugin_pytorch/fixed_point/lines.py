@@ -30,7 +30,8 @@ _SCALE_MOVES = (0, 1, -1, 2, -2, 3, -3)  # in float32 numbers; farther ones are 
 _MOVES = np.array([move for size in range(1, 17) for move in (size, -size)], dtype=np.float64)  # of a multiplier
 _MOVES_AT_ONCE = 4
 _AT_ONCE = 256  # channels whose steps stay in the cache
-_EXACT_FLOAT64 = 2.0**26  # products below this, less a half and its room, have fewer bits than float64
+# Of products below this, of factors from this on, float64 holds the difference to a half and its room.
+_MOST_PRODUCT, _LEAST_FACTOR = 2.0**26, 2.0**-22
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def move_to_lines(factor: Tensor, ratio: Tensor, bias: Tensor | None, low: int, 
 
     Args:
         factor: what `choose_factor` gives for the ratio.
-        bias, reach: as of `choose_line`.
+        bias, low, high, reach: as of `choose_line`.
 
     >>> ratio = torch.tensor([0.00023], dtype=torch.float64)
     >>> from horizon_plugin_pytorch.fixed_point.rescaling import choose_factor
@@ -161,13 +162,14 @@ def _find_some(
     step = np.divide(edges.half, value)  # the integer at which the output steps
     np.ceil(step, out=step)
     step -= bias
-    late = early = None
+    beyond: tuple[np.ndarray, np.ndarray] | None = None
     last = step - 1  # the one before
     if (step[-1] > reach).any() or (last[0] < -reach).any():  # those beyond the reach are replaced by its ends
-        late, early = step > reach, last < -reach
+        beyond = step > reach, last < -reach
         np.minimum(last, reach, out=last)
         np.maximum(step, -reach, out=step)
-    is_exact = np.maximum(np.abs(step[0]), np.abs(step[-1])) * value < _EXACT_FLOAT64
+    product = np.maximum(np.abs(step[0]), np.abs(step[-1])) * value
+    is_exact = (product < _MOST_PRODUCT) & (value >= _LEAST_FACTOR)
     stepping, waiting = step.astype(np.float32), last.astype(np.float32)
     scale, offset, is_found = found
     pending = np.flatnonzero(is_exact)
@@ -178,7 +180,8 @@ def _find_some(
         everything = len(pending) == len(value)
         lowest = edges.real - (stepping if everything else stepping[:, pending]) * tried
         highest = edges.real - (waiting if everything else waiting[:, pending]) * tried
-        if late is not None and early is not None:
+        if beyond is not None:
+            late, early = beyond
             lowest[late[:, pending]], highest[early[:, pending]] = -np.inf, np.inf
         least, most = lowest.max(0), highest.min(0)
         middle = _between(least, most)

@@ -29,7 +29,7 @@ from horizon_plugin_pytorch.fixed_point.accumulator_plan import (
     channel_parts,
     cut_layer,
 )
-from horizon_plugin_pytorch.fixed_point.byte_convs import FloatConv, pack, summed_range
+from horizon_plugin_pytorch.fixed_point.byte_convs import FloatConv, pack, summed_range, zero_point_of
 from horizon_plugin_pytorch.fixed_point.byte_shapes import (
     BYTE,
     is_plain,
@@ -91,7 +91,7 @@ class WideLayer:
         parts: list[int] = []
         if geometry is None and not kernels.has_products():
             return None
-        is_cut = plan.parts > 1 and is_within(input_range, BYTE) and input_range[0] >= 0  # as kernels need it
+        is_cut = plan.parts > 1 and is_within(input_range, BYTE) and not zero_point_of(input_range)
         if geometry is not None and geometry.groups == 1 and is_cut:
             parts = [plan.parts]
         elif geometry is not None and not (_is_pointwise(plan, geometry) and kernels.has_products()):

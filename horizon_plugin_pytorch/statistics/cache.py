@@ -174,7 +174,10 @@ class Settings:
 
     @staticmethod
     def can_tell(module: nn.Module) -> bool:
-        """Are its attributes other objects when they change?"""
+        """Are its attributes other objects when they change? What users keep there, but for lists and such, counts so.
+
+        `plain_attributes` looks no deeper either.
+        """
         return all(_COPIES[type(value)] is _itself for name, value in vars(module).items() if name[0] != "_")
 
     def are_of(self, module: nn.Module) -> bool:

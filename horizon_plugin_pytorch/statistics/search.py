@@ -29,6 +29,7 @@ _NEAR_END, _MANY_THERE = 0.98, 0.01  # of the range, and of the values: the grid
 _RATIOS = np.concatenate([0.5 ** (np.arange(16) / 16), 0.5 * 0.92 ** np.arange(48)])
 _HALF = 16
 _OFF = 0.05, 0.08
+_FOLDED, _OFF_FOLDED = 1 / 400, 0.2  # a share of the values; a fold lies a few steps from 0, and one step is a fifth
 _NARROW = 1 << 31  # sums of fewer values fit 32 bits
 
 
@@ -78,6 +79,15 @@ class Counted(NamedTuple):
         if self.different <= _SOME:
             return True
         return int(self.counts[self.bin(_NEAR_END * self.largest) :].sum()) > _MANY_THERE * self.total
+
+    @property
+    def has_fold(self) -> bool:
+        """Do many values lie in one bin, as where GELU turns? Errors then go up and down as it moves over the grid.
+
+        At the end of the range they would not.
+        """
+        below = self.counts[1 : self.bin(_NEAR_END * self.largest)]
+        return below.size > 0 and int(below.max()) > _FOLDED * self.total
 
     @property
     def is_clamped(self) -> bool:
@@ -183,16 +193,19 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
     if len(narrow) > 1 and (spread is None or not error < spread.clipped(float(narrow[0]))):
         other, less = best(narrow, spread)
         found = other if less < error else found
-    reach = whole * stride / 100 if is_even else found * _OFF[int(found < wide[-1])]
+    is_folded = not is_even and counted.has_fold
+    off = _OFF_FOLDED if is_folded else _OFF[int(found < wide[-1])]
+    reach = whole * stride / 100 if is_even else found * off
     lowest, highest = max(found - reach, reach / 8), min(found + reach, whole)
     octave = counted.octave(found * high)
     if is_even:
         near = lowest + _steps(30 if is_jagged else 20) * (highest - lowest)
         return best(near, None if few else _spread(counted, counts, low, high, (octave, octave), _SMOOTH))[0]
-    is_uneven = counted.is_uneven
+    is_uneven = is_folded or counted.is_uneven
     inside = _SMOOTH if is_uneven or counted.total < _MANY else _INSIDE
-    fine = _spread(counted, counts, low, high, (octave, octave), _SMOOTH, inside)
-    near = lowest + _steps(24 if is_uneven else 12) * (highest - lowest)
+    octaves = (counted.octave(lowest * high), counted.octave(highest * high)) if is_folded else (octave, octave)
+    fine = _spread(counted, counts, low, high, octaves, _SMOOTH, inside)
+    near = lowest + _steps(48 if is_folded else 24 if is_uneven else 12) * (highest - lowest)
     errors = fine.errors(near)
     if not is_uneven:
         return _lowest_point(near, errors)

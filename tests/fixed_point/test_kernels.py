@@ -26,7 +26,14 @@ from horizon_plugin_pytorch.compiled import choice
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import UnsupportedOperatorError
 from horizon_plugin_pytorch.fixed_point import kernels
-from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Reach, Walk, disproof, rounding_disproof
+from horizon_plugin_pytorch.fixed_point.kernels import (
+    Kernels,
+    Reach,
+    Walk,
+    disproof,
+    linear_disproof,
+    rounding_disproof,
+)
 from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule
 from horizon_plugin_pytorch.qtensor import QTensor, byte_qtensor
@@ -291,7 +298,7 @@ def test_older_cpus_take_inputs_of_seven_bits_only() -> None:
 
 
 NEEDED = {  # the proofs that are tried, by what the machine's kernels are exact for
-    Reach.BYTES: [(disproof, Reach.BYTES), (rounding_disproof, Reach.BYTES)],
+    Reach.BYTES: [(disproof, Reach.BYTES), (rounding_disproof, Reach.BYTES), (linear_disproof, Reach.BYTES)],
     Reach.SEVEN_BITS: [(disproof, Reach.BYTES), (disproof, Reach.SEVEN_BITS), (rounding_disproof, Reach.SEVEN_BITS)],
     Reach.NOTHING: [(disproof, Reach.BYTES), (disproof, Reach.SEVEN_BITS)],
 }

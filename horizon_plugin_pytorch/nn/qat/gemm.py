@@ -237,7 +237,7 @@ class QATGemm(intrinsic.CalledByAdd, QATModule):
         self.check_nan()
         twin: Any = self.twin()
         out = unmarked(twin.run(x, residual))
-        self.__dict__[QUICK] = None  # counted among the attributes
+        self.__dict__[QUICK] = None  # it is one of the attributes that `Settings` counts
         self.__dict__[QUICK] = QuickTwin.of(self, twin)
         return out._as_training() if isinstance(out, QTensor) else out
 

@@ -90,7 +90,8 @@ class QuickCall:
         if not fp.are_kernels_used() or (self._held is not None and not self._held.is_of(module)):
             return None
         x = args[0]._bytes.values
-        grid = None if self._one_call is None else self._one_call(x)
+        one_call = self._one_call  # another thread may find another
+        grid = None if one_call is None else one_call(x)
         if grid is None:
             grid = self._on_bytes(x, args[1]._bytes.values if len(args) == 2 else None)
             if grid is None or grid.is_floating_point():
