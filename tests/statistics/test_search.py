@@ -119,3 +119,20 @@ def test_sums_of_very_many_values_fit() -> None:
     sketch = Sketch.of(torch.tensor([0.5, 1.0, 2.0]))
     sketch.replace(sketch.counts * (2**30 - 1), sketch.ends, 3 * (2**30 - 1), (0, 2**30 - 1))
     assert sketch.percentile(90.0) == 2.0 and sketch.linear(4).tolist() == [0, 2**30 - 1, 2**30 - 1, 2**30 - 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["gelu", "silu", "mish", "hardswish"])
+def test_where_a_function_turns_the_least_error_is_found_among_many_that_are_nearly_as_small(
+    name: str, seed: int
+) -> None:
+    normal = torch.randn(100_000, generator=torch.Generator().manual_seed(seed))
+    x = getattr(torch.nn.functional, name)(2 * normal if name == "hardswish" else normal)
+
+    def error(scale: float) -> float:
+        return float(((x / scale).round().clamp(-128, 127) * scale - x).double().square().sum())
+
+    sketch = Sketch.of(x)
+    assert sketch.counted().has_fold and not Sketch.of(normal).counted().has_fold
+    tried = torch.linspace(0.3, 1.0, 281) * float(x.abs().max()) / 127
+    assert error(sketch.best_scale(-128, 127)) <= 1.03 * min(map(error, tried.tolist()))
