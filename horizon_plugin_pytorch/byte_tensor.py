@@ -41,4 +41,4 @@ class ByteTensor:
     def placeholder(self) -> Tensor:
         """A float32 tensor of that shape without memory of its own."""
         shape = self.values.shape
-        return torch.empty_strided(shape, (0,) * len(shape))
+        return torch.empty_strided(shape, (0,) * len(shape), dtype=torch.float32, device=self.values.device)

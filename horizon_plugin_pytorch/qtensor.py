@@ -110,7 +110,7 @@ class QTensor(TensorWithScale):
         if zero_point is not None and bool((torch.as_tensor(zero_point) != 0).any()):
             raise ValueError("QTensor is symmetric: zero_point must be 0 or None.")
         if not isinstance(scale, Tensor):
-            scale = torch.tensor([float(scale)])
+            scale = torch.tensor([float(scale)], dtype=torch.float32, device=data.device)
         channels = 1 if per_channel_axis < 0 else data.shape[per_channel_axis] if per_channel_axis < data.dim() else 0
         if scale.numel() not in (1, channels):
             raise ValueError(
@@ -646,7 +646,7 @@ def bool_qtensor(values: Tensor, is_integer: bool = True) -> QTensor:
     >>> bool_qtensor(torch.tensor([True, False]), is_integer=True).dequantize()
     tensor([1., 0.])
     """
-    out = integer_qtensor(values, torch.ones(1, device=values.device), qbool)
+    out = integer_qtensor(values, torch.ones(1, dtype=torch.float32, device=values.device), qbool)
     out._is_integer = is_integer
     return out
 

@@ -69,7 +69,7 @@ class _Loan:
             step == 0 and size > 1 for size, step in zip(values.shape, values.stride(), strict=True)
         )
         self._counter: Tensor | None = None
-        if is_counted:
+        if is_counted and not torch._is_functional_tensor(values):  # of which torch would end the process
             self._counter = values.detach()  # it shares the count of writes
             self._counter.data = _NOTHING  # and not the memory
         self._count = self._writes()

@@ -160,7 +160,7 @@ class FakeQuantize(nn.Module):
         device = self.activation_post_process.min_val.device
         self.register_buffer("fake_quant_enabled", torch.ones(1, dtype=torch.uint8, device=device))
         self.register_buffer("observer_enabled", torch.ones(1, dtype=torch.uint8, device=device))
-        self.register_buffer("scale", torch.ones(length, device=device))
+        self.register_buffer("scale", torch.ones(length, dtype=torch.float32, device=device))
         self.register_buffer("zero_point", torch.zeros(length, dtype=torch.long, device=device))
         if self.is_fixed:
             self.refresh_scale()

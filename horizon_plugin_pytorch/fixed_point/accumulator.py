@@ -257,10 +257,23 @@ _TRANSPOSED: dict[int, Callable[..., Tensor]] = {1: F.conv_transpose1d, 2: F.con
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], *walk: Any) -> Tensor:
     """A convolution over one to three axes, whose sums are exact if float32 holds them."""
     run = _CONVOLUTIONS[len(stride)]
+    x, weight = _plain_strides(x), _plain_strides(weight)
     if torch._C._get_mkldnn_enabled():  # then torch does not take NNPACK, whose transforms are not exact
         return run(x, weight, bias, stride, *walk)
     with torch.backends.nnpack.flags(enabled=False):
         return run(x, weight, bias, stride, *walk)
+
+
+def _plain_strides(x: Tensor) -> Tensor:
+    """A tensor of one channel with the strides of plain memory.
+
+    That of the channel may be any. Where it is that of channels last, torch 2.13 takes the whole tensor for such, and
+    gives an output of one column, with a stride across, the numbers of other rows.
+    """
+    if x.shape[1] != 1 or not x.is_contiguous():
+        return x
+    strides = tuple(math.prod(x.shape[axis + 1 :]) for axis in range(x.dim()))
+    return x if x.stride() == strides else x.as_strided(x.shape, strides)
 
 
 @operator(f"conv(Tensor x, Tensor? residual, {signature(AccumulatorPlan)}, {signature(Geometry)}) -> Tensor")

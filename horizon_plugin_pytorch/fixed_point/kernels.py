@@ -29,7 +29,8 @@ VARIABLE = "HORIZON_INTEGER_KERNELS"
 _OFF = frozenset({"0", "off", "no", "false"})
 _ON = frozenset({"", "1", "on", "yes", "true"})
 # What lies behind `os.environ`, which takes longer to say that a variable is not set than a layer has time for.
-_ENVIRONMENT: Any = getattr(os.environ, "_data", None)
+_ENVIRON = os.environ
+_ENVIRONMENT: Any = getattr(_ENVIRON, "_data", None)
 _KEY: Any = getattr(os.environ, "encodekey", str)(VARIABLE)
 
 
@@ -54,8 +55,8 @@ class PackedConv:
 
     def __init__(self, weight: Tensor, walk: Walk, zero_point: int, shape: torch.Size) -> None:
         self._zero_point = zero_point
-        self._scale = torch.ones(len(weight))
-        self._zeros = torch.zeros(len(weight), dtype=torch.long)
+        self._scale = torch.ones(len(weight), dtype=torch.float32, device=weight.device)
+        self._zeros = torch.zeros(len(weight), dtype=torch.long, device=weight.device)
         self._geometry = list(walk.stride), list(walk.padding), list(walk.dilation), walk.groups
         self._packed = torch.ops.onednn.qconv_prepack(weight, self._scale, 1.0, zero_point, *self._geometry, shape)
 
@@ -98,8 +99,8 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, zero_point: int, rows: int) -> None:
         self._zero_point, self._rows = zero_point, rows
-        self._scale = torch.ones(len(weight))
-        self._zeros = torch.zeros(len(weight), dtype=torch.long)
+        self._scale = torch.ones(len(weight), dtype=torch.float32, device=weight.device)
+        self._zeros = torch.zeros(len(weight), dtype=torch.long, device=weight.device)
         self._packed = torch.ops.onednn.qlinear_prepack(weight, [rows, weight.shape[1]])
 
     def of_channels(self, weight: Tensor) -> PackedLinear:
@@ -145,6 +146,10 @@ def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
         return torch.mul(a.int(), b.int(), out=out)
     if 0 in a.stride():  # a row that is there several times, which the kernel takes for others
         a = a.contiguous()
+    elif len(a) == 1:  # one row or column may have any stride, from which the kernel takes how its numbers lie
+        a = a.contiguous().as_strided(a.shape, (a.shape[1], 1))
+    if b.shape[1] == 1:
+        b = b.contiguous().as_strided(b.shape, (1, len(b)))
     return torch._int_mm(a, b, out=out)
 
 
@@ -186,8 +191,10 @@ _CONVOLUTIONS = {
 _PRODUCTS = ((33, 1025, 40), (1, 64, 16), (17, 5, 9), (64, 384, 128), (3, 1, 5), (2, 2, 3), (5, 3, 1))
 # Of an operand with integers between two limits.
 _FILLS = {
-    "largest": lambda shape, low, high, generator: torch.full(shape, float(high)),
-    "ends": lambda shape, low, high, generator: torch.randint(2, shape, generator=generator) * float(high - low) + low,
+    "largest": lambda shape, low, high, generator: torch.full(shape, float(high), dtype=torch.float32),
+    "ends": lambda shape, low, high, generator: (
+        low + (high - low) * torch.randint(2, shape, generator=generator).float()
+    ),
     "high": lambda shape, low, high, generator: torch.randint(high - 7, high + 1, shape, generator=generator).float(),
     "small": lambda shape, low, high, generator: torch.randint(max(low, -1), 2, shape, generator=generator).float(),
 }
@@ -346,10 +353,11 @@ def _rounds(packed: Packed, taken: Tensor, sums: Tensor, low: int, high: int, ge
     """
     by_channel = sums.float().flatten(1)
     outputs = len(by_channel)
-    scale = torch.rand(outputs, generator=generator).add_(0.2) * 100 / by_channel.abs().amax(1).clamp_(min=1)
+    scale = torch.rand(outputs, generator=generator, dtype=torch.float32).add_(0.2)
+    scale = scale * 100 / by_channel.abs().amax(1).clamp_(min=1)
     # The first sum of each channel lands on a half if it is rounded after the product and after the offset, and
     # rarely otherwise. So an order of steps that is not this one shows.
-    half = torch.randint(low, high, (outputs,), generator=generator) + 0.5
+    half = torch.randint(low, high, (outputs,), generator=generator).float() + 0.5
     offset = half - by_channel[:, 0] * scale
     expected = by_channel.mul(scale.unsqueeze(1)).add_(offset.unsqueeze(1)).round_().clamp_(low, high)
     got = packed.rounded(taken, scale, offset, low, high)
@@ -379,7 +387,7 @@ class _Choice:
     def is_wanted(self) -> bool:
         if self._is_wanted is not None:
             return self._is_wanted
-        if _ENVIRONMENT is not None and _KEY not in _ENVIRONMENT:
+        if os.environ is _ENVIRON and _ENVIRONMENT is not None and _KEY not in _ENVIRONMENT:
             return True
         return _asked_for(os.environ.get(VARIABLE, ""))
 
@@ -412,7 +420,7 @@ def _asked_for(value: str) -> bool:
 @untraced
 def _try(proof: Proof, reach: Reach) -> str:
     modes: Any = torch.utils._python_dispatch._disable_current_modes()
-    with modes, torch.inference_mode(False), torch.no_grad():
+    with modes, torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
         return proof(Kernels(), reach)
 
 

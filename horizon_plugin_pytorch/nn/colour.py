@@ -224,7 +224,7 @@ def _from_centered_yuv(input: Any, swing: str, mean: Any, std: Any, q_scale: flo
     plan = _plan(swing, _three(mean, "mean"), _three(std, "std"), float(q_scale), is_bgr)
     matrix, offset, low, high = (t.to(input.device) for t in plan)
     grid = fp.mix_channels(input.plain(), matrix, offset, low, high)
-    return integer_qtensor(grid, torch.tensor([float(q_scale)], device=input.device), qint8)
+    return integer_qtensor(grid, torch.tensor([float(q_scale)], dtype=torch.float32, device=input.device), qint8)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""Models that compute with scales, met by `torch.compile`.
+"""Models that compute with scales, met by `torch.compile` and `make_fx`.
 
 It cannot trace tensors whose type is a format of integers. A model whose call is ours stays out of the compiled code
 (`run_uncompiled`); where the user's forward calls modules of ours, these refuse (`refuse_compiled`).
@@ -9,6 +9,7 @@ not traced. So nothing of the compiler is imported before somebody uses it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,28 @@ def refuse_compiled(name: str, place: str) -> None:
         TraceError: always.
     """
     torch.compiler.disable(_refuse, reason=_REASON)(name, place)
+
+
+def is_proxied() -> bool:
+    """Is `make_fx` writing down what runs? It knows tensors by identity, which those with a scale do not keep."""
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return tracer is not None and tracer.get_proxy_mode() is not None
+
+
+def refuse_proxied(name: str, place: str) -> None:
+    """The error of a call that `make_fx` would write down.
+
+    Args:
+        name: the module's class.
+        place: ``at `path` (file:line)``.
+
+    Raises:
+        TraceError: always.
+    """
+    raise TraceError(
+        f"`{name}` {place} cannot be traced by `make_fx`: it computes with scales, and the graph would keep the "
+        "numbers of this input. `torch.export.export` takes converted models, and `record_program` gives their graph."
+    )
 
 
 def _refuse(name: str, place: str) -> None:

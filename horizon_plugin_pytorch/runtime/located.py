@@ -32,7 +32,7 @@ from horizon_plugin_pytorch.nested import map_tensors
 from horizon_plugin_pytorch.operators.arguments import by_position
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.running import asked_by_forward, current_forward, interceptor, is_any_running
-from horizon_plugin_pytorch.runtime.compiled import refuse_compiled
+from horizon_plugin_pytorch.runtime.compiled import is_proxied, refuse_compiled, refuse_proxied
 from horizon_plugin_pytorch.runtime.fixed_settings import FixedSettings, is_same
 from horizon_plugin_pytorch.runtime.hooks import NAMED_NOW, is_any_everywhere, keep_names
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked
@@ -52,13 +52,18 @@ PRESERVED = "preserve_qat_mode"  # an attribute that users set: the module stays
 # Attributes of a module that are not its settings: each module has its own.
 NOT_SETTINGS = frozenset(vars(nn.Module())) | {"qconfig", "path", "line", "operator", PRESERVED}
 QUICK = "_quick"  # an attribute: what the module does if it is called as it was last, see `QuickCall`
-_CALL = nn.Module.__call__
+_CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
 _DEVICES = ("cuda", "cpu")
 
 
 def is_autocast() -> bool:
     """Is `torch.autocast` active?"""
     return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+
+
+def has_default_device() -> bool:
+    """Would tensors be made elsewhere than on the CPU, where nobody says on which device?"""
+    return torch._C._len_torch_function_stack() > 0 and torch.get_default_device().type != "cpu"
 
 
 @contextmanager
@@ -134,7 +139,7 @@ def is_undisturbed(module: nn.Module) -> bool:
         return False
     if "forward" in own or "_compiled_call_impl" in own or NAMED_NOW in own or is_any_everywhere():
         return False
-    if nn.Module.__call__ is not _CALL:  # somebody times or counts calls
+    if nn.Module.__call__ is not _CALL or nn.Module._call_impl is not _CALL_IMPL:  # somebody times or counts calls
         return False
     return not (is_any_running() or is_recorded() or is_autocast())
 
@@ -191,6 +196,11 @@ class PlacedModule(Successor):
                 raise self.explained(error, (args, kwargs)) from error
             if out is not None:
                 return out
+        if is_proxied():
+            refuse_proxied(type(self).__name__, self.place)
+        if has_default_device():
+            with torch.device("cpu"):
+                return self(*args, **kwargs)
         if is_autocast():
             with float32():
                 return self(*as_float32(args), **as_float32(kwargs))
@@ -517,6 +527,9 @@ def located(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def call(self: PlacedModule, *args: Any, **kwargs: Any) -> Any:
+        if has_default_device():
+            with torch.device("cpu"):
+                return call(self, *args, **kwargs)
         if is_autocast():
             with float32():
                 return call(self, *as_float32(args), **as_float32(kwargs))

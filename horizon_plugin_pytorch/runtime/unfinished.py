@@ -31,8 +31,8 @@ class Unfinished(QTensor):
     @staticmethod
     def __new__(cls, held: Tensor, refuse: Callable[[], Exception], has_shape: bool) -> Unfinished:
         with unseen():
-            shape = held.shape
-            out = torch.empty_strided(shape, (0,) * len(shape), device=held.device).as_subclass(Unfinished)
+            shape, nowhere = held.shape, (0,) * len(held.shape)
+            out = torch.empty_strided(shape, nowhere, dtype=torch.float32, device=held.device).as_subclass(Unfinished)
         out.held, out.refuse, out.has_shape = held, refuse, has_shape
         return out
 

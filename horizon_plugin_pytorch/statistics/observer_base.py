@@ -312,7 +312,7 @@ class ObserverBase(nn.Module):
             lowest, highest = self._extremes(smallest, largest)
         else:
             lowest, highest = ends
-            smallest, largest = torch.tensor(ends).split(1)
+            smallest, largest = torch.tensor(ends, dtype=torch.float32, device=x.device).split(1)
         if not -_LARGEST_FLOAT32 <= lowest < highest <= _LARGEST_FLOAT32 or smallest.shape != least.shape:
             return False
         if lowest < low or highest > high:
@@ -449,7 +449,7 @@ class ObserverBase(nn.Module):
             smallest, largest = self._range(x)
             lowest, highest = self._extremes(smallest, largest)
         else:
-            smallest, largest = torch.tensor(ends).split(1)
+            smallest, largest = torch.tensor(ends, dtype=torch.float32, device=x.device).split(1)
             lowest, highest = ends
         kind = self.min_val.dtype
         most = largest_of(kind)

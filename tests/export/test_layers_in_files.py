@@ -27,7 +27,7 @@ from horizon_plugin_pytorch.quantization import (
     get_default_qconfig,
 )
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx, export_to_onnx
-from tests.routes import as_numbers, prepared, run_onnx
+from tests.routes import as_numbers, assert_one_arithmetic, prepared, run_onnx
 from tests.sequences.comparison import LEVELS, THREADS, open_session
 
 FORMATS = ("qint8", "qint16")
@@ -481,3 +481,28 @@ def test_float64_products_of_transposed_tensors(order: tuple[int, ...]) -> None:
     wide = get_default_qconfig(activation_qkwargs={"dtype": "qint16"}, weight_qkwargs={"dtype": "qint16"})
     model = convert_fx(prepared(Between(Moved(order)), (batches[0],), "qint16", module_name=[("body", wide)]))
     assert_same_bits(exported(model, batches[0]), model, batches)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.Conv3d])
+@pytest.mark.parametrize("channels", [2, 3])
+def test_one_output_that_is_cut_into_an_input_each_is_no_depthwise_layer(
+    layer: Any, channels: int, tmp_path: Any
+) -> None:
+    torch.manual_seed(channels)
+    body = layer(channels, 1, 3)
+    body.bias.data.fill_(1e4)  # a sum that float32 does not hold
+    axes = 2 if layer is nn.Conv2d else 3
+    x = torch.randn(2, channels, *[5] * axes)
+    assert_one_arithmetic(prepared(Between(body), [x]), [x], tmp_path)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_an_image_of_one_channel_and_an_output_of_one_column(channels: int, tmp_path: Any) -> None:
+    torch.manual_seed(channels)
+    body = nn.Sequential(nn.Conv2d(channels, 1, 1), nn.Conv2d(1, 1, 3, (1, 2), 1), nn.Conv2d(1, 2, 1))
+    x = torch.randn(3, channels, 5, 2)
+    model = prepared(Between(body), [x])
+    quantized = assert_one_arithmetic(model, [x], tmp_path)
+    with torch.no_grad():
+        for laid in (x.contiguous(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)):
+            assert torch.equal(model(laid), model(x)) and torch.equal(quantized(laid), quantized(x))

@@ -829,3 +829,19 @@ def test_rows_that_repeat_are_multiplied() -> None:
     row, matrix = torch.arange(-8, 8, dtype=torch.int8), torch.arange(16 * 40).reshape(16, 40).remainder(127).char()
     sums = kernels.multiply(row.expand(9, 16), matrix)
     assert torch.equal(sums.double(), row.double().expand(9, 16) @ matrix.double())
+
+
+@pytest.mark.parametrize("length", [2, 16, 65])
+def test_one_row_and_one_column_may_have_any_stride(length: int) -> None:
+    """Torch 2.13 takes from that how their numbers lie in memory."""
+    torch.manual_seed(length)
+    numbers = torch.randint(-128, 128, (3, length), dtype=torch.int8)
+    row, column = numbers[:1], numbers[1:2].t()
+    exact = (row.double() @ column.double()).int()
+    for a in (row, row.as_strided(row.shape, (1, 1)), row.as_strided(row.shape, (7, 1))):
+        for stride in (1, 9, length):
+            b = column.clone().as_strided(column.shape, (1, stride))
+            assert torch.equal(kernels.multiply(a, b), exact)
+        assert torch.equal(kernels.multiply(a, numbers.t()), (row.double() @ numbers.double().t()).int())
+    one = column.clone().as_strided(column.shape, (1, 9))
+    assert torch.equal(kernels.multiply(numbers, one), (numbers.double() @ column.double()).int())

@@ -52,7 +52,7 @@ class AffineGrid(Composite):
         identity = torch.eye(2, 3, dtype=torch.float64, device=theta.device).unsqueeze(0)
         places = F.affine_grid(identity, [1, 1, height, width], self.align_corners).reshape(-1, 2)
         steps = F.pad(places, (0, 1), value=1.0).mul_(1 << _BITS).round_().float()
-        scale = torch.tensor([2.0**-_BITS], device=theta.device)
+        scale = torch.tensor([2.0**-_BITS], dtype=torch.float32, device=theta.device)
         if theta.is_integer:
             out = integer_qtensor(steps, scale, qint16)
         else:

@@ -49,9 +49,6 @@ class QATGemmBN(QATGemm):
         self.input_rank = rank_for(mod.conv, mod.bn)
         return self
 
-    def twin_sources(self) -> list[Tensor]:
-        return [*super().twin_sources(), *self.bn.parameters(), *self.bn.buffers()]
-
     def deployed(self) -> tuple[Tensor, Tensor | None, Tensor]:
         return *fold(self, self.bn), self._deployed_scale()
 

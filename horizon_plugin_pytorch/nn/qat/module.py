@@ -191,7 +191,12 @@ class QATModule(PlacedModule):
         """The tensors that the quantized module is made of: it is made anew when one of them changes."""
         own: list[Tensor] = [t for t in self._parameters.values() if t is not None]
         own += [t for t in self._buffers.values() if t is not None]
-        return own + [m.scale_itself for m in self._modules.values() if isinstance(m, FakeQuantize)]
+        for child in self._modules.values():
+            if isinstance(child, FakeQuantize):
+                own.append(child.scale_itself)
+            elif child is not None and not isinstance(child, QATModule):  # a batch norm, or what computes a weight
+                own += [*child.parameters(), *child.buffers()]
+        return own
 
     def twin_facts(self) -> tuple:
         """What else the quantized module is made of: settings, formats, and which children they are of."""

@@ -78,7 +78,7 @@ class QuantStub(QATModule):
         require_tensor(x, self.place)
         # A mask that is all False now need not be so in the next batch.
         is_mask = x.dtype == torch.bool and x.numel() > 0 and isinstance(quantizer, FakeQuantize)
-        seen = torch.tensor((0.0, 1.0), device=x.device) if is_mask else None
+        seen = torch.tensor((0.0, 1.0), dtype=torch.float32, device=x.device) if is_mask else None
         return taken(self._quantized(x.float(), quantizer, seen), x, called(self))
 
     def _quantized(self, x: Tensor, quantizer: FakeQuantize, seen: Tensor | None) -> QTensor:

@@ -239,7 +239,7 @@ class QFunctional(QuantizedModule):
         if is_number(y):
             return self._affine(x, 1.0 / float(y), 0.0, self.low)
         y = self.quantized_input(y)
-        one = torch.ones((), device=y.device)  # a number is so many times 1
+        one = torch.ones((), dtype=torch.float32, device=y.device)  # a number is so many times 1
         number, dividend = (float(x), None) if is_number(x) else (1.0, self.quantized_input(x))
         operands = (y,) if dividend is None else (y, dividend)
         factor = self._plans.get(
@@ -312,8 +312,7 @@ class QFunctional(QuantizedModule):
 
     def _byte_table(self, x: QTensor) -> fp.Table:
         """For every byte of an input the one at the output's scale."""
-        every = torch.arange(-128.0, 128.0)
-        return fp.Table(fp.requantize(every, self.output_factor(x), -1, self.low, self.high), 0.0)
+        return fp.Table(fp.requantize(_every_byte(), self.output_factor(x), -1, self.low, self.high), 0.0)
 
     @located
     def stack(self, x: Sequence[Any], dim: int = 0) -> QTensor:
@@ -419,7 +418,7 @@ class QFunctional(QuantizedModule):
         table = self._plans.get(
             (x,),
             ("bytes of affine", scale, offset, low),
-            lambda: fp.Table(fp.affine(torch.arange(-128.0, 128.0), factor, shift, -1, low, self.high), 0.0),
+            lambda: fp.Table(fp.affine(_every_byte(), factor, shift, -1, low, self.high), 0.0),
         )
         return self.output(fp.lookup_bytes(values, table))
 
@@ -435,3 +434,7 @@ class QFunctional(QuantizedModule):
 
 
 take_stubs(QFunctional, FUNCTIONAL_METHODS)
+
+
+def _every_byte() -> Tensor:
+    return torch.arange(-128.0, 128.0, dtype=torch.float32)
