@@ -14,7 +14,7 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.fixed_point import byte_convs, byte_layers, byte_products, kernels, lines, wide_layers
 from horizon_plugin_pytorch.fixed_point.byte_convs import is_on_kernels
 from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk, disproof
-from tests.fixed_point.reach import count_calls, needs_all_bytes, needs_kernels, with_all_bytes
+from tests.fixed_point.reach import count_calls, needs_all_bytes, needs_kernels, pretend, with_all_bytes
 from tests.fixed_point.test_kernels import rounded_early
 
 
@@ -149,8 +149,22 @@ def test_rows_run_on_a_kernel_of_their_own(
     assert not calls["sums"] and not calls["rounded"]
 
 
+KERNELS = ["this machine's", "rounds bytes' sums"]
+
+
+def _take_kernel(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_all_bytes(monkeypatch)
+    if kernel == "this machine's":
+        if disproof(Kernels()):
+            pytest.skip("the kernels of this machine are not exact for all inputs")
+        return
+    monkeypatch.setattr(byte_convs, "PackedConv", RoundedEarly)
+    monkeypatch.setattr(byte_layers, "PackedConv", RoundedEarly)
+    monkeypatch.setattr(kernels, "PackedConv", RoundedEarly)
+
+
 @pytest.mark.parametrize(("lowest", "highest"), [(-128, 127), (-32768, 32767)], ids=["int8", "int16"])
-@pytest.mark.parametrize("kernel", ["this machine's", "rounds bytes' sums"])
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     ("shape", "groups", "pieces"),
     [((8, 224, 3, 3), 1, 2), ((8, 2000, 1, 1), 1, 2), ((8, 224, 3, 3), 2, 1)],
@@ -160,14 +174,7 @@ def test_sums_of_bytes_stay_below_the_limit(
     shape: tuple[int, ...], groups: int, pieces: int, kernel: str, lowest: int, highest: int, monkeypatch
 ) -> None:
     """Without the zero point these pass it nowhere, and one piece would be enough."""
-    with_all_bytes(monkeypatch)
-    if kernel == "this machine's":
-        if disproof(Kernels()):
-            pytest.skip("the kernels of this machine are not exact for all inputs")
-    else:
-        monkeypatch.setattr(byte_convs, "PackedConv", RoundedEarly)
-        monkeypatch.setattr(byte_layers, "PackedConv", RoundedEarly)
-        monkeypatch.setattr(kernels, "PackedConv", RoundedEarly)
+    _take_kernel(kernel, monkeypatch)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randint(37, 53, shape, generator=generator).float()
     assert 128 * float(weight.flatten(1).sum(1).max()) < 2**24 < 255 * float(weight.flatten(1).sum(1).min())
@@ -186,6 +193,76 @@ def test_sums_of_bytes_stay_below_the_limit(
     for _ in range(3):
         out = layer(x, None)
         assert out is not None and torch.equal(out.float(), expected)
+
+
+LONG_SUMS = {  # weight, groups, range of the input, its numbers, parts of each of its bytes
+    "int8": ((8, 224, 3, 3), 1, (-128, 127), (100, 127), []),
+    "int8, groups": ((8, 224, 3, 3), 2, (-128, 127), (100, 127), []),
+    "int8, cut without the zero point too": ((8, 448, 3, 3), 1, (-128, 127), (100, 127), [3]),
+    "int8, no negative numbers": ((8, 448, 3, 3), 1, (0, 127), (100, 127), [2]),
+    "int16": ((8, 224, 3, 3), 1, (-32768, 32767), (60 * 256, 85 * 256 + 255), [2, 2]),
+    "int16, groups": ((8, 224, 3, 3), 2, (-32768, 32767), (60 * 256, 85 * 256 + 255), [2, 2]),
+    "int16, no negative numbers": ((8, 224, 3, 3), 1, (0, 32767), (60 * 256, 85 * 256 + 255), [2, 1]),
+}
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kind", LONG_SUMS)
+def test_no_unit_is_lost_in_sums_of_large_bytes(kind: str, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is real, so that each unit of the sums shows; what kernels add up as bytes would pass the limit."""
+    _take_kernel(kernel, monkeypatch)
+    shape, groups, ends, numbers, parts = LONG_SUMS[kind]
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(37, 53, shape, generator=generator).float()
+    x = torch.randint(numbers[0], numbers[1] + 1, (2, shape[1] * groups, 5, 5), generator=generator).float()
+    bias = None
+    if parts:  # so that float32 holds the output: the sums themselves pass 2**24
+        middle = (numbers[0] + numbers[1]) / 2
+        bias = -(middle * weight.flatten(1).sum(1, dtype=torch.float64)).round()
+    scale = torch.full((shape[0],), 1.0, dtype=torch.float64)
+    facts = {"output_axis": 0, "groups": groups, "weight_bits": 8, "low": -128, "high": 127}
+    plan = fp.plan_accumulator(weight, bias, scale, None, input_range=ends, **facts)
+    walk = fp.Geometry([1, 1], [0, 0], [1, 1], [0, 0], groups, False)
+    layer = fp.ByteLayer.of(plan, walk, ends, 8)
+    if parts:
+        assert isinstance(layer, fp.WideLayer) and layer._parts == parts
+    else:
+        assert isinstance(layer, fp.ByteLayer) and plan.parts == 1
+
+    highest = x if ends[1] == 127 else (x / 256).floor()
+    zero_point = 128 if ends[0] < 0 else 0
+    if zero_point:
+        raw = F.conv2d((highest + zero_point).double(), weight.double(), groups=groups)
+        assert float(raw.min()) > 2**24
+        whole = RoundedEarly(weight, Walk(groups=groups), zero_point, x.shape)
+        exact = F.conv2d(highest.double(), weight.double(), groups=groups)
+        assert not torch.equal(whole(whole.taken(highest), None).double(), exact)
+
+    expected = F.conv2d(x.double(), weight.double(), bias, groups=groups)
+    assert float(expected.abs().max()) < 2**24 and expected.unique().numel() == expected.numel()
+    for given in (x, x.to(torch.int8 if ends[1] == 127 else torch.int16)):
+        out = layer(given, None)
+        assert out is not None and torch.equal(out.double(), expected)
+    convs = [piece.conv for piece in layer._pieces] if isinstance(layer, fp.WideLayer) else list(layer._convs)
+    assert len(convs) == (sum(parts) if parts else 2 // groups)
+    if kind == "int8, groups":  # of which no kernel has a part
+        assert isinstance(convs[0], byte_convs.FloatConv)
+    else:
+        assert all(isinstance(conv, kernels.PackedConv) for conv in convs)
+
+
+@pytest.mark.parametrize(("reach", "pieces"), [(kernels.Reach.BYTES, 2), (kernels.Reach.SEVEN_BITS, 1)], ids=str)
+def test_sums_on_float32_are_not_cut_for_a_zero_point(
+    reach: kernels.Reach, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_all_bytes(monkeypatch)
+    if reach is kernels.Reach.SEVEN_BITS:
+        pretend(monkeypatch, reach)
+    weight = torch.full((8, 224, 3, 3), 45.0)
+    facts = {"output_axis": 0, "groups": 1, "weight_bits": 8, "low": -128, "high": 127, "input_range": (-128, 127)}
+    plan = fp.plan_accumulator(weight, None, torch.ones(8, dtype=torch.float64), torch.tensor([2.0]), **facts)
+    layer = fp.ByteLayer.of(plan, _same_size((8, 224, 3, 3), 1), (-128, 127), 8)
+    assert isinstance(layer, fp.ByteLayer) and len(layer._pieces) == pieces
 
 
 class RoundedEarly(kernels.PackedConv):

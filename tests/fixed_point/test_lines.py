@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.fixed_point import EXACT_FLOAT32, choose_factor
+from horizon_plugin_pytorch.fixed_point import EXACT_FLOAT32, choose_factor, multiplier_and_shift
 from horizon_plugin_pytorch.fixed_point.lines import Line, choose_line, move_to_lines
 from tests.fixed_point import reference
 from tests.fixed_point.test_rescaling import RANGES, assert_equals_definition, near_steps, wide_factor
@@ -72,7 +74,7 @@ def test_moved_factors_are_proved_in_both_forms(channels, limits, digits) -> Non
     moved = move_to_lines(factor, ratio, bias, *limits, reaches)
     assert moved.dtype == factor.dtype
     if factor.dtype == torch.float32:
-        assert float((moved.double() / factor.double() - 1).abs().max()) < 2.0**-14
+        assert float((moved.double() / factor.double() - 1).abs().max()) <= 2.0**-15
         for value in moved:
             assert_equals_definition(value.reshape(1), near_steps(value.item(), *limits, EXACT_FLOAT32 - 1), *limits)
         line = choose_line(moved, bias, *limits, reaches)
@@ -90,6 +92,61 @@ def test_nearly_every_channel_of_long_sums_is_moved_to_a_line() -> None:
     moved = move_to_lines(factor, ratio, bias, -128, 127, reach)
     before, after = (len(choose_line(x, bias, -128, 127, reach).unproved) for x in (factor, moved))
     assert before > 25 and after <= 5
+
+
+def _hard_channels(typical: float, count: int = 1000) -> tuple[Tensor, Tensor, Tensor]:
+    """Ratios, biases and factors of which many have no line."""
+    generator = torch.Generator().manual_seed(0)
+    ratio = typical * (1 + 2 * torch.rand(count, generator=generator, dtype=torch.float64))
+    bias = (torch.randn(count, generator=generator, dtype=torch.float64) * 30 / ratio).round()
+    return ratio, bias, choose_factor(ratio, -128, 127)
+
+
+def test_factors_are_moved_by_at_most_sixteen_units() -> None:
+    """Some would have a line if they were moved further."""
+    ratio, bias, factor = _hard_channels(1e-4)
+    reach = torch.full_like(ratio, 2e6)
+    moved = move_to_lines(factor, ratio, bias, -128, 127, reach)
+    units = torch.ldexp(moved.double() - factor.double(), multiplier_and_shift(ratio)[1]).abs()
+    assert float(units.max()) == 16 and len(choose_line(moved, bias, -128, 127, reach).unproved) > 50
+    assert float((moved.double() / factor.double() - 1).abs().max()) <= 2.0**-15
+
+
+@pytest.mark.parametrize(("largest", "is_moved"), [(EXACT_FLOAT32 - 1, True), (EXACT_FLOAT32, False)])
+def test_no_factor_is_moved_where_a_sum_may_pass_the_limit(largest: int, is_moved: bool) -> None:
+    """A float32 number does not hold such a sum, whatever the factor."""
+    ratio, bias, factor = _hard_channels(2e-4)
+    reach = torch.full_like(ratio, 2e6)
+    reach[-1] = largest
+    assert torch.equal(move_to_lines(factor, ratio, bias, -128, 127, reach), factor) != is_moved
+
+
+def test_lines_with_products_beyond_float64_are_not_called_proved() -> None:
+    """Of 2**26 and more, less a half and what float32 rounds there: these may have more bits than float64."""
+    shift = torch.tensor([-(2**23) + 1000, -(2**23) - 1000, -100_000], dtype=torch.float64)
+    factor = torch.tensor([8.0, 8.0, 1000.0])
+    line = choose_line(factor, shift, -128, 127, torch.full((3,), EXACT_FLOAT32 - 1.0))
+    assert line.is_proved.tolist() == [True, False, False]
+    assert_proved_lines_are_the_definition(line, factor, shift, -128, 127, EXACT_FLOAT32 - 1)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"residual_scale": torch.tensor([0.37])}, {"weight_bits": 16}], ids=["residual", "int16 weights"]
+)
+def test_layers_that_no_kernel_requantizes_keep_their_factor(facts: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randint(-127, 128, (300, 1, 3, 3), generator=generator).float()
+    size = weight.flatten(1).abs().sum(1, dtype=torch.float64)
+    scale = 100 / size / 128 * (1 + torch.rand(300, generator=generator, dtype=torch.float64))
+    bias = torch.randn(300, generator=generator, dtype=torch.float64) * 30
+    plain: dict[str, Any] = {"output_axis": 0, "groups": 300, "weight_bits": 8, "low": -128, "high": 127}
+    plain["input_range"] = (-128, 127)
+    chosen = choose_factor(scale, -128, 127).double()
+    moved, kept = (
+        fp.plan_accumulator(weight, bias, scale, torch.tensor([1.0]), **settings).factor.double()
+        for settings in (plain, plain | facts)
+    )
+    assert torch.equal(kept, chosen) and not torch.equal(moved, chosen)
 
 
 @pytest.mark.parametrize(

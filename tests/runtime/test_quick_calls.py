@@ -7,7 +7,7 @@ import gc
 import io
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,6 +30,14 @@ from tests.fixed_point.reach import needs_all_bytes
 
 pytestmark = needs_all_bytes
 FORMS = ["VALIDATION", "converted"]
+
+
+@pytest.fixture(autouse=True)
+def _on_kernels() -> Iterator[None]:
+    """Whatever the environment says of them."""
+    fp.use_integer_kernels(True)
+    yield
+    fp.use_integer_kernels(None)
 
 
 class Net(nn.Module):
@@ -66,7 +74,7 @@ def _float32(model: Any, images: Tensor) -> Tensor:
     try:
         return copy.deepcopy(model)(images)
     finally:
-        fp.use_integer_kernels(None)
+        fp.use_integer_kernels(True)
 
 
 @pytest.fixture
