@@ -8,6 +8,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import nn
+
 # What Python calls for `x += y` and the like, and what gives the same as a new value.
 IN_PLACE_OPERATORS: dict[Callable, Callable] = {
     operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul,
@@ -59,3 +61,21 @@ def written(function: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     if not writes(function, args, kwargs):
         return None
     return args[0] if args else kwargs.get("input", kwargs.get("self"))
+
+
+def module_writes(module: nn.Module) -> bool:
+    """Does a module change its input, as one does that was made with ``inplace=True``?
+
+    An attribute of that name on a module that takes no such argument is the user's own.
+    """
+    cls: Any = type(module)
+    return getattr(module, "inplace", False) is True and _takes_inplace(cls)
+
+
+@functools.cache
+def _takes_inplace(cls: type) -> bool:
+    for base in cls.__mro__:
+        init = vars(base).get("__init__")
+        if init is not None and base is not nn.Module and "inplace" in inspect.signature(init).parameters:
+            return True
+    return False

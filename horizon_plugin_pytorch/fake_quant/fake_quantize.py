@@ -248,9 +248,9 @@ class FakeQuantize(nn.Module):
         """In the VALIDATION state the integers of deployment are computed, not an approximation of them."""
         buffers: Any = self._buffers
         observes, rounds = buffers["observer_enabled"], buffers["fake_quant_enabled"]
-        if observes.is_cpu and rounds.is_cpu and not is_traced():  # asked twice by each layer in each forward
-            return bool(rounds.item()) and not observes.item() and FakeQuantize.enabled and not is_written()
-        return not self.is_observing and self.is_quantizing and not is_written()
+        if is_asynchronous(observes) or is_asynchronous(rounds) or is_traced():
+            return not self.is_observing and self.is_quantizing and not is_written()
+        return bool(rounds.item()) and not observes.item() and FakeQuantize.enabled and not is_written()
 
     @property
     def scale_itself(self) -> Tensor:

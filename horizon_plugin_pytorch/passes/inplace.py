@@ -13,7 +13,7 @@ from horizon_plugin_pytorch.errors import UnsupportedOperatorError, at, source_l
 from horizon_plugin_pytorch.operators.table import row_of_module
 from horizon_plugin_pytorch.runtime.node_notes import notes
 from horizon_plugin_pytorch.torch_functions import SAME_MEMORY, SAME_MEMORY_MODULES, is_metadata, is_metadata_name
-from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, writes, writes_by_name
+from horizon_plugin_pytorch.writing import IN_PLACE_OPERATORS, module_writes, writes, writes_by_name
 
 
 def call_name(node: fx.Node) -> str:
@@ -34,7 +34,7 @@ def call_writes(node: fx.Node) -> bool:
 def _writes(model: fx.GraphModule, node: fx.Node) -> bool:
     """Does the node change its first argument?"""
     if node.op == "call_module":
-        return bool(getattr(module_at(model, str(node.target)), "inplace", False))
+        return module_writes(module_at(model, str(node.target)))
     return call_writes(node)
 
 

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from horizon_plugin_pytorch.capture.kept_functions import OwnFunction
 from horizon_plugin_pytorch.capture.plain_state import is_of_users
 from horizon_plugin_pytorch.runtime.hooks import ALL
+from horizon_plugin_pytorch.writing import module_writes
 
 _INTERNAL = frozenset(vars(nn.Module()))  # what torch keeps of a module
 _SETTINGS = frozenset({bool, int, float, str, type(None)})  # what refers to nothing
@@ -33,7 +34,7 @@ def keep_attributes(new: nn.Module, old: nn.Module) -> nn.Module:
         if not is_internal and not hasattr(new, name):
             new.__dict__[name] = value
     new.__dict__["written_as"] = vars(old).get("written_as", type(old))
-    if getattr(old, "inplace", False) is True or getattr(old, "writes_input", False):
+    if module_writes(old) or getattr(old, "writes_input", False):
         new.__dict__["writes_input"] = True
     return new
 

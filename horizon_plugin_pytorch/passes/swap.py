@@ -29,11 +29,13 @@ from horizon_plugin_pytorch.fake_quant.learnable import LearnableFakeQuantize
 from horizon_plugin_pytorch.fake_quant.qconfig import asked_input, format_of
 from horizon_plugin_pytorch.fake_quant.states import set_fake_quantize
 from horizon_plugin_pytorch.march import March
+from horizon_plugin_pytorch.nn.intrinsic import check_rank_hook
 from horizon_plugin_pytorch.nn.qat.composite import Composite
 from horizon_plugin_pytorch.nn.qat.gemm import QATGemm, has_integer_weight, is_half
 from horizon_plugin_pytorch.nn.qat.half import Float16
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.qat.packed_linear import PackedLinear
+from horizon_plugin_pytorch.nn.quantized.gemm import QuantizedGemm
 from horizon_plugin_pytorch.nn.train_mode import watch_mode
 from horizon_plugin_pytorch.notes import note_of
 from horizon_plugin_pytorch.operators.table import Operator, row_of_module
@@ -44,7 +46,7 @@ from horizon_plugin_pytorch.passes.successors import keep_attributes, replace_re
 from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
 from horizon_plugin_pytorch.runtime.children import list_parameters
 from horizon_plugin_pytorch.runtime.fixed_settings import CONVERTED, PREPARED, FixedSettings
-from horizon_plugin_pytorch.runtime.hooks import copy_hooks, drop_hooks
+from horizon_plugin_pytorch.runtime.hooks import copy_hooks, drop_hooks, drop_kept
 from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.runtime.node_notes import notes
 
@@ -67,6 +69,8 @@ def map_modules(model: nn.Module, change: Callable[[str, nn.Module], nn.Module |
                     module._modules[name] = visit(child, f"{path}.{name}" if path else name)
         else:
             copy_hooks(new, module)
+            if isinstance(new, (QATGemm, QuantizedGemm)):  # which ask by themselves, and have quicker calls without
+                drop_kept(new, check_rank_hook)
             drop_hooks(module)  # which a float16 module still runs
             replaced.append((module, keep_attributes(new, module)))
         done[id(module)] = new

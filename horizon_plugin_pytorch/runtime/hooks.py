@@ -46,6 +46,14 @@ def keep(register: Callable[..., RemovableHandle], function: Callable[..., Any],
     hook.number = register(hook, **options).id
 
 
+def drop_kept(module: nn.Module, function: Callable[..., Any]) -> None:
+    """Take the hooks that `keep` registered for a function from a module that does without."""
+    for kind in (*BEFORE, *AFTER):
+        hooks = getattr(module, kind)
+        for number in [n for n, hook in hooks.items() if isinstance(hook, KeptHook) and hook.function is function]:
+            del hooks[number]
+
+
 class EveryCall:
     """A hook on the calls of all modules, that is gone when it is removed.
 

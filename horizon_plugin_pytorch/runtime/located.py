@@ -137,7 +137,7 @@ def is_undisturbed(module: nn.Module) -> bool:
     own = module.__dict__
     if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
         return False
-    if "forward" in own or "_compiled_call_impl" in own or NAMED_NOW in own or is_any_everywhere():
+    if "forward" in own or is_any_everywhere():
         return False
     if nn.Module.__call__ is not _CALL or nn.Module._call_impl is not _CALL_IMPL:  # somebody times or counts calls
         return False
@@ -237,6 +237,10 @@ class PlacedModule(Successor):
         except (RuntimeError, IndexError) as error:
             raise self.explained(error, (args, kwargs)) from error
         return self._written(given[0] if given else kwargs.get("input"), out) if self.writes_input else out
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """What torch compiles is the call of a module, which has scales here: refused."""
+        refuse_compiled(type(self).__name__, self.place)
 
     def refuse_states(self, values: Iterable[Any]) -> None:
         """Insist that what it is called on belongs to the forward that runs."""

@@ -24,6 +24,7 @@ from horizon_plugin_pytorch.quantization import (
     convert_fx,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.runtime.located import is_undisturbed
 from tests.routes import prepared
 
 
@@ -109,6 +110,12 @@ def test_a_tracer_that_would_keep_the_numbers_is_refused(form: str) -> None:
     model(_images())
 
 
+@pytest.mark.parametrize("form", ["VALIDATION", "converted"])
+def test_a_layer_that_shall_be_compiled_says_why_not(form: str) -> None:
+    with pytest.raises(TraceError, match=r"at `first` \(test_surroundings.py:\d+\) cannot be compiled"):
+        _model(form).first.compile()
+
+
 @torch.no_grad()
 def test_functionalizing_is_an_error_with_a_place_and_not_the_end_of_the_process() -> None:
     with pytest.raises(OperatorInputError, match="at `first`"):
@@ -160,3 +167,45 @@ def test_integers_follow_a_weight_that_is_computed() -> None:
     assert not torch.equal(after, before) and torch.equal(after, convert_fx(copy.deepcopy(model))(images))
     model.first.parametrizations.weight.original.data.mul_(0.5)
     assert torch.equal(model(images), convert_fx(copy.deepcopy(model))(images))
+
+
+@torch.no_grad()
+def test_an_attribute_of_the_user_is_no_setting_of_a_layer() -> None:
+    """Only modules that take `inplace` write to their input."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.first, self.second = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+            self.second.inplace = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(self.quant(x))
+            return self.dequant(torch.cat([y, self.second(y)], 1))
+
+    torch.manual_seed(0)
+    net, images = Both().eval(), _images()
+    model = prepared(net, [images])
+    for form in (model, convert_fx(model)):
+        for _ in range(3):
+            assert torch.allclose(form(images), net(images), atol=0.05)
+
+
+@torch.no_grad()
+def test_a_layer_that_has_folded_a_batch_norm_is_as_quick_as_others() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.dequant(self.norm(self.linear(self.quant(x))))
+
+    rows = torch.randn(6, 4)
+    model = prepared(Normed().eval(), [rows])
+    for form in (model, convert_fx(model)):
+        assert is_undisturbed(form.linear)
+        with pytest.raises(OperatorInputError, match="2-d inputs only"):
+            form(torch.randn(2, 6, 4))

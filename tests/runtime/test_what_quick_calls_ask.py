@@ -330,16 +330,6 @@ def test_padding_that_is_not_of_zeros(mode: str, form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_what_torch_compiled_is_called(form: str, answered: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, called = _layer(form, _linear, (5, 8)), []
-    _warm(layer, answered, lambda: _bytes(form, 5, 8))
-    monkeypatch.setattr(torch, "compile", lambda call: lambda *args: called.append(1) or call(*args))
-    layer.compile()
-    layer(_bytes(form, 5, 8))
-    assert called and not answered
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_autocast_does_not_reach_the_sums(form: str, answered: list[Any]) -> None:
     """Groups of three channels have no kernel: their bytes are summed by a convolution in float32."""
     layer = _layer(form, lambda: nn.Conv2d(6, 6, 3, groups=2), (2, 6, 6, 6))

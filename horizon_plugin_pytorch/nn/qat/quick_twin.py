@@ -36,7 +36,7 @@ class QuickTwin:
     def of(cls, layer: Any, twin: Any) -> QuickTwin | None:
         """The next call of a layer, if it is like the one that has just been made; None if that cannot be asked."""
         call = twin.__dict__.get(QUICK)
-        if call is None or layer.writes_input or layer.gives_accumulator:
+        if call is None:
             return None
         others = [m for m in layer._modules.values() if m is not None and not isinstance(m, FakeQuantize)]
         return cls(layer, twin, call, others) if all(map(Settings.can_tell, (layer, *others))) else None

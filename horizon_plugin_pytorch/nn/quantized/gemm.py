@@ -192,7 +192,7 @@ class QuantizedGemm(CalledByAdd, QuantizedModule):
     def _learn(self, x: QTensor, residual: QTensor | None, plan: LayerPlan, out: QTensor) -> None:
         """The next call may be like this one, which ran on integer kernels."""
         inputs = (x,) if residual is None else (x, residual)
-        if self._planned_for is None or self.is_padding or self.writes_input or self.gives_accumulator:
+        if self._planned_for is None or self.is_padding:
             return
         if all(map(is_known_by_a_number, inputs)):
             held = None if self._sealed is not None else Held(self._planned_for, self.__dict__["_kept"], self._plans)

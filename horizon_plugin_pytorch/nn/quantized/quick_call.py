@@ -94,7 +94,7 @@ class QuickCall:
         grid = None if one_call is None else one_call(x)
         if grid is None:
             grid = self._on_bytes(x, args[1]._bytes.values if len(args) == 2 else None)
-            if grid is None or grid.is_floating_point():
+            if grid is None:
                 return None
             if len(args) == 1 and isinstance(self._on_bytes, fp.ByteLayer):
                 self._one_call = self._on_bytes.as_one_call(x)
