@@ -125,7 +125,7 @@ class Run:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.runs: list[Run] = []
-        self.forwards: list[tuple[int, nn.Module]] = []
+        self.forwards: list[tuple[int, nn.Module, CallInProgress]] = []
 
 
 _THREAD = _Thread()
@@ -141,9 +141,17 @@ def current_forward() -> int:
 
 def begin_forward(model: nn.Module) -> int:
     """A forward of such a model begins: its number is greater than all before."""
+    forget_ended_forwards()
     number = next(_NUMBERS)
-    _THREAD.forwards.append((number, model))
+    _THREAD.forwards.append((number, model, CallInProgress()))
     return number
+
+
+def forget_ended_forwards() -> None:
+    """Forget those that ended where torch calls no hooks, as after a KeyboardInterrupt."""
+    forwards = _THREAD.forwards
+    while forwards and forwards[-1][2].is_over():
+        forwards.pop()
 
 
 def end_forward() -> None:
@@ -186,7 +194,9 @@ def interceptor() -> Any:
 
 def is_any_running() -> bool:
     """Is a model at work in this thread that runs its own forward?"""
-    return bool(_THREAD.runs or _THREAD.forwards)
+    if _THREAD.forwards:
+        forget_ended_forwards()
+    return bool(_THREAD.forwards) or (bool(_THREAD.runs) and current() is not None)
 
 
 def is_in_forward() -> bool:

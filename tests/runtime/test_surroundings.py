@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrize
 
 from horizon_plugin_pytorch import fixed_point as fp
+from horizon_plugin_pytorch import running
 from horizon_plugin_pytorch.errors import OperatorInputError, TraceError
 from horizon_plugin_pytorch.fixed_point import kernels
 from horizon_plugin_pytorch.quantization import (
@@ -22,8 +23,11 @@ from horizon_plugin_pytorch.quantization import (
     FakeQuantState,
     QuantStub,
     convert_fx,
+    prepare,
     set_fake_quantize,
 )
+from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
+from horizon_plugin_pytorch.running import is_any_running
 from horizon_plugin_pytorch.runtime.located import is_undisturbed
 from tests.routes import prepared
 
@@ -209,3 +213,31 @@ def test_a_layer_that_has_folded_a_batch_norm_is_as_quick_as_others() -> None:
         assert is_undisturbed(form.linear)
         with pytest.raises(OperatorInputError, match="2-d inputs only"):
             form(torch.randn(2, 6, 4))
+
+
+@torch.no_grad()
+def test_a_forward_that_is_interrupted_is_not_held_to_go_on() -> None:
+    """Torch calls no hooks after a KeyboardInterrupt."""
+
+    class Interrupted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant, self.layer = QuantStub(), DeQuantStub(), nn.Linear(4, 4)
+            self.is_interrupted = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(self.quant(x))
+            if self.is_interrupted:
+                raise KeyboardInterrupt
+            return self.dequant(y)
+
+    other = prepare(Interrupted().eval(), torch.randn(2, 4), default_calibration_qconfig_setter)
+    other.is_interrupted = True
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            other(torch.randn(2, 4))
+    assert not is_any_running() and not running._THREAD.forwards
+    model = _model("converted")
+    for _ in range(3):
+        model(_images())
+    assert is_undisturbed(model.first)
