@@ -265,7 +265,7 @@ def _rows(plan: AccumulatorPlan, start: int, end: int) -> AccumulatorPlan:
 def _is_depthwise(plan: AccumulatorPlan, geometry: Geometry) -> bool:
     """Is it a layer with a kernel for each channel, of 16-bit inputs and 8-bit weights, whose sums are whole?"""
     is_alone = geometry.groups == len(plan.weights[0]) and plan.weights[0].shape[1] == 1 and not geometry.is_transposed
-    is_alone = is_alone and plan.parts == 1  # not one output that is cut into an input each
+    is_alone = is_alone and (geometry.groups > 1 or plan.parts == 1)  # not one output that is cut into an input each
     is_plain = plan.factor.dtype == torch.float64 and not plan.is_real and plan.worst_case <= INT32_MAX
     return is_alone and is_plain and plan.input_digits == 1 and len(plan.weights) == plan.parts
 

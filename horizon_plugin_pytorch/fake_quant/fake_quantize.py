@@ -253,7 +253,7 @@ class FakeQuantize(nn.Module):
         return bool(rounds.item()) and not observes.item() and FakeQuantize.enabled and not is_written()
 
     @property
-    def scale_itself(self) -> Tensor:
+    def _scale(self) -> Tensor:
         """`scale`, whether it is trained or not, sooner than torch finds it."""
         found: Any = self._buffers.get("scale")
         return self.scale if found is None else found

@@ -42,9 +42,12 @@ def refuse_compiled(name: str, place: str) -> None:
 
 
 def is_proxied() -> bool:
-    """Is `make_fx` writing down what runs? It knows tensors by identity, which those with a scale do not keep."""
+    """Is `make_fx` writing down what runs? It knows tensors by identity, which those with a scale do not keep.
+
+    What torch's own `export` is told is said where tensors get their scale.
+    """
     tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    return tracer is not None and tracer.get_proxy_mode() is not None
+    return tracer is not None and tracer.get_proxy_mode() is not None and not torch.compiler.is_exporting()
 
 
 def refuse_proxied(name: str, place: str) -> None:

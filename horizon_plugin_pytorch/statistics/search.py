@@ -30,6 +30,7 @@ _RATIOS = np.concatenate([0.5 ** (np.arange(16) / 16), 0.5 * 0.92 ** np.arange(4
 _HALF = 16
 _OFF = 0.05, 0.08
 _FOLDED, _OFF_FOLDED = 1 / 400, 0.2  # a share of the values; a fold lies a few steps from 0, and one step is a fifth
+_ENOUGH = 1 << 13  # values of which a share of one bin says that they fold
 _NARROW = 1 << 31  # sums of fewer values fit 32 bits
 
 
@@ -84,8 +85,10 @@ class Counted(NamedTuple):
     def has_fold(self) -> bool:
         """Do many values lie in one bin, as where GELU turns? Errors then go up and down as it moves over the grid.
 
-        At the end of the range they would not.
+        At the end of the range they would not; and of few values, a few are a large share.
         """
+        if self.total < _ENOUGH:
+            return False
         below = self.counts[1 : self.bin(_NEAR_END * self.largest)]
         return below.size > 0 and int(below.max()) > _FOLDED * self.total
 

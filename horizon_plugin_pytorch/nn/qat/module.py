@@ -192,11 +192,9 @@ class QATModule(PlacedModule):
         own: list[Tensor] = [t for t in self._parameters.values() if t is not None]
         own += [t for t in self._buffers.values() if t is not None]
         for child in self._modules.values():
-            if isinstance(child, FakeQuantize):
-                own.append(child.scale_itself)
-            elif child is not None and not isinstance(child, QATModule):  # a batch norm, or what computes a weight
+            if child is not None and not isinstance(child, (FakeQuantize, QATModule)):  # what computes a weight, say
                 own += [*child.parameters(), *child.buffers()]
-        return own
+        return own + [q._scale for q in self.fake_quantizers()]
 
     def twin_facts(self) -> tuple:
         """What else the quantized module is made of: settings, formats, and which children they are of."""
