@@ -81,7 +81,8 @@ def dynamic_sizes(
 def _tried(size: int, is_batch: bool, taken: set[int]) -> tuple[int, int, int]:
     """Sizes to compare; those of a batch are small, and unlike any other size, so that none is mistaken."""
     if not is_batch:
-        return size, size + 1, size + 2
+        first = max(size, 2)  # one step does not show how numbers grow along the axis
+        return first, first + 1, first + 2
     first, second, third = itertools.islice((n for n in itertools.count(2) if n not in taken), 3)
     taken |= {first, second, third}
     return first, second, third

@@ -51,13 +51,27 @@ def positional_arguments(model: nn.Module, given: Any) -> tuple[Any, ...]:
     signature = _signature(model)
     if not kwargs or signature is None:
         return args
-    bound = signature.bind(**kwargs)
+    bound = _without_gaps(signature, kwargs)
     if bound.kwargs:
         raise TypeError(
             f"{', '.join(bound.kwargs)}: the forward of `{type(model).__name__}` takes it by keyword only, and here "
             "arguments have an order; let the forward take it by position, too."
         )
     return bound.args
+
+
+def _without_gaps(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
+    """Arguments by name in the order of a signature; where one is left out before another, its default is there."""
+    bound = signature.bind(**kwargs)
+    given = dict(bound.arguments)
+    bound.apply_defaults()
+    places = list(bound.arguments)
+    last = max(places.index(name) for name in given) if given else -1
+    for name in places:
+        is_named = signature.parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        if name not in given and (is_named or places.index(name) > last):
+            del bound.arguments[name]
+    return bound
 
 
 def argument_names(model: nn.Module, given: Any) -> list[str | int]:
@@ -72,7 +86,7 @@ def argument_names(model: nn.Module, given: Any) -> list[str | int]:
     signature = _signature(model)
     if not kwargs or signature is None:
         return list(range(len(args)))
-    return list(signature.bind(**kwargs).arguments)
+    return list(_without_gaps(signature, kwargs).arguments)
 
 
 def script_arguments(given: Any) -> tuple[Any, ...]:

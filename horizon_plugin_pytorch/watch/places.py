@@ -61,14 +61,20 @@ class Places:
         modules: of the model. Its graphs, if it has any, know the lines that they were traced from.
         operators: functions that are operators themselves: what they call is not the model's.
         methods: methods that call one function, which is the operator.
+        handlers: functions of this package that modes hand calls to, and that make them: of another watch, too.
     """
 
     def __init__(
-        self, modules: Iterable[nn.Module], operators: Iterable[Callable] = (), methods: Iterable[Callable] = ()
+        self,
+        modules: Iterable[nn.Module],
+        operators: Iterable[Callable] = (),
+        methods: Iterable[Callable] = (),
+        handlers: Iterable[Callable] = (),
     ) -> None:
         # Code is known by its id: to Python, the same lines in two files are equal, and its hash reads all of them.
         self._operators = {id(code_of(f)) for f in operators}
         self._methods = {id(code_of(f)) for f in methods}
+        self._handlers = {id(code_of(f)) for f in handlers}
         graphs: list[Any] = [m for m in modules if issubclass(type(m), fx.GraphModule)]
         self._lines: dict[int, dict[int, tuple[str, str]]] = {}  # of the code of graphs
         self._graphs = {id(code_of(type(m).forward)): m for m in graphs}
@@ -141,7 +147,8 @@ class Places:
         if id(code) in self._operators:
             return _Owner.PACKAGE
         file, name = file_and_name(code)
-        is_mode = name == "__torch_function__"  # it passes on a call that was made above it
+        # It passes on a call that was made above it.
+        is_mode = name == "__torch_function__" or id(code) in self._handlers
         is_ours = is_package_code(file) and os.path.dirname(file) != _FUNCTIONS and file != leaf.__file__
         is_passing = is_mode or not (is_ours or is_user_code(file))
         if is_passing:

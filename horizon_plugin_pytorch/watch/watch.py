@@ -122,7 +122,7 @@ class Watch:
             if isinstance(getattr(module, "activation_post_process", None), nn.Module)
         }
         graphs = [module for cls, modules in by_class.items() if issubclass(cls, fx.GraphModule) for module in modules]
-        self._places = Places(graphs, *_methods_of(self._functionals.values()))
+        self._places = Places(graphs, *_methods_of(self._functionals.values()), [Watch.function])
         self._undo = ExitStack()
         self._thread = 0
         self._entered: list[nn.Module] = []  # whose forward is running; operators too, not what is inside them

@@ -12,7 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch.errors import ExportError
-from horizon_plugin_pytorch.quantization import DeQuantStub, FakeQuantState, QuantStub, convert_fx, set_fake_quantize
+from horizon_plugin_pytorch.quantization import (
+    DeQuantStub,
+    FakeQuantState,
+    QuantStub,
+    calibrate,
+    convert,
+    convert_fx,
+    prepare,
+    set_fake_quantize,
+)
+from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
+from horizon_plugin_pytorch.runtime.arguments import argument_names
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx, export_to_onnx
 from tests.models import ZOO, make
 from tests.operators.cases import CASES
@@ -164,3 +175,49 @@ def test_names_of_axes() -> None:
         export_to_onnx(Sums(), (a, b), io.BytesIO(), dynamic_axes={"input_0": [5]})
     with pytest.raises(ExportError, match="there is no input 'image'"):
         export_to_onnx(Sums(), (a, b), io.BytesIO(), dynamic_axes={"image": [0]}, output_names=["sum"])
+
+
+def _converted(model: nn.Module, example: Any, batch: Any) -> nn.Module:
+    """A model that was prepared with an example, and has seen a batch."""
+    qat = prepare(model.eval(), example, default_calibration_qconfig_setter, out_dir=None)
+    calibrate(qat, [batch], progress=False)
+    return convert(qat)
+
+
+class _Positions(nn.Module):
+    """It adds positions along the second axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.fc = QuantStub(), DeQuantStub(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.fc(self.quant(x)) + torch.arange(x.shape[1])[None, :, None].float())
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_open_length_whose_example_has_one_step(steps: int) -> None:
+    x, longer = torch.randn(2, steps, 4), torch.randn(2, 7, 4)
+    quantized = _converted(_Positions(), x, longer)
+    file = export_quantized_onnx(quantized, (x,), io.BytesIO(), dynamic_axes={"input": {1: "time"}})
+    with torch.no_grad():
+        assert mismatches(run_onnx(file, [longer]), as_numbers(quantized(longer))) == 0
+
+
+def test_an_argument_that_is_left_out_between_two_others_has_its_default() -> None:
+    class Optional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.state, self.dequant, self.fc = QuantStub(), QuantStub(), DeQuantStub(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, mask: Tensor | None = None, h: Tensor | None = None, gain: float = 1.0) -> Tensor:
+            y = self.fc(self.quant(x))
+            return self.dequant(y if h is None else y + self.state(h))
+
+    given = {"x": torch.randn(2, 4), "h": torch.randn(2, 4)}
+    assert argument_names(Optional(), given) == ["x", "mask", "h"]
+    quantized = _converted(Optional(), given, given)
+    file = export_quantized_onnx(quantized, given, io.BytesIO())
+    assert [x.name for x in file.graph.input] == ["x", "h"]
+    with torch.no_grad():
+        assert mismatches(run_onnx(file, list(given.values())), as_numbers(quantized(**given))) == 0

@@ -241,3 +241,27 @@ def test_a_forward_that_is_interrupted_is_not_held_to_go_on() -> None:
     for _ in range(3):
         model(_images())
     assert is_undisturbed(model.first)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", ["VALIDATION", "converted"])
+@pytest.mark.parametrize("is_warm", [True, False], ids=["later", "before the first call"])
+def test_a_forward_in_the_place_of_that_of_a_class_is_called(
+    form: str, is_warm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, calls = _model(form), []
+    for _ in range(3 * is_warm):
+        model(_images())
+    cls = type(model.first)
+    forward = cls.forward
+
+    def counted(self: nn.Module, *args: object, **kwargs: object) -> object:
+        calls.append(self)
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(cls, "forward", counted)
+    for _ in range(4):
+        model(_images())
+    assert calls.count(model.first) == 4
+    monkeypatch.undo()
+    assert is_undisturbed(model.first)

@@ -499,3 +499,19 @@ def test_an_error_in_what_is_left_of_a_fused_module_has_its_path(monkeypatch: py
     with watch, pytest.raises(ValueError, match="no"):
         model(x)
     assert watch.failed_in == path
+
+
+def test_watches_inside_one_another_see_the_same() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.fc(x)).reshape(-1)
+
+    net, outer, inner = Net(), [], []
+    watches = [Watch(net, lambda call, names=names: names.append(call.name)) for names in (outer, inner)]
+    with torch.no_grad(), watches[0], watches[1]:
+        net(torch.ones(2, 4))
+    assert outer == inner == ["fc", "[relu]", "[reshape]"]
