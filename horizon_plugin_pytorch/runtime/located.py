@@ -138,7 +138,7 @@ def is_undisturbed(module: nn.Module) -> bool:
     if own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]:
         return False
     cls: Any = type(module)
-    if "forward" in own or cls.forward is not cls.known_forward or is_any_everywhere():
+    if "forward" in own or cls.forward is not cls._known_forward or is_any_everywhere():
         return False
     if nn.Module.__call__ is not _CALL or nn.Module._call_impl is not _CALL_IMPL:  # somebody times or counts calls
         return False
@@ -171,12 +171,12 @@ class PlacedModule(Successor):
     _meetings: dict[bool, str] = {}  # the lines that first called it on real numbers (True), and on quantized ones
     float_form: Any = None  # in code that tracing does not enter: runs in its place on what has no scale
     _fixed: FixedSettings | None = None  # the settings that something was made of
-    known_forward: ClassVar[Any] = None  # that of the class as this package has it; users may write or put in another
+    _known_forward: ClassVar[Any] = None  # that of the class as this package has it; users may write or put in another
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         is_ours = str(cls.forward.__module__).startswith("horizon_plugin_pytorch.")
-        cls.known_forward = cls.forward if is_ours else None
+        cls._known_forward = cls.forward if is_ours else None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._fixed is not None and name in self._fixed.values:

@@ -29,7 +29,7 @@ _NEAR_END, _MANY_THERE = 0.98, 0.01  # of the range, and of the values: the grid
 _RATIOS = np.concatenate([0.5 ** (np.arange(16) / 16), 0.5 * 0.92 ** np.arange(48)])
 _HALF = 16
 _OFF = 0.05, 0.08
-_FOLDED, _OFF_FOLDED = 1 / 400, 0.2  # a share of the values; a fold lies a few steps from 0, and one step is a fifth
+_FOLDED, _OFF_FOLDED = 1 / 160, 0.2  # a share of the values; a fold lies a few steps from 0, and one step is a fifth
 _ENOUGH = 1 << 13  # values of which a share of one bin says that they fold
 _NARROW = 1 << 31  # sums of fewer values fit 32 bits
 
@@ -208,7 +208,7 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
     inside = _SMOOTH if is_uneven or counted.total < _MANY else _INSIDE
     octaves = (counted.octave(lowest * high), counted.octave(highest * high)) if is_folded else (octave, octave)
     fine = _spread(counted, counts, low, high, octaves, _SMOOTH, inside)
-    near = lowest + _steps(48 if is_folded else 24 if is_uneven else 12) * (highest - lowest)
+    near = lowest + _steps(36 if is_folded else 24 if is_uneven else 12) * (highest - lowest)
     errors = fine.errors(near)
     if not is_uneven:
         return _lowest_point(near, errors)
