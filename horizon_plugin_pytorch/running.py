@@ -134,29 +134,32 @@ _THREAD = _Thread()
 _NUMBERS = itertools.count(1)
 
 
+def _forwards() -> list[tuple[int, nn.Module, CallInProgress]]:
+    """The forwards that run; those that ended where torch calls no hooks, as after a KeyboardInterrupt, do no more."""
+    forwards = _THREAD.forwards
+    while forwards and forwards[-1][2].is_over():
+        forwards.pop()
+    return forwards
+
+
 def current_forward() -> int:
     """The number of the forward that runs, of a model whose code nobody saw before; 0 if there is none."""
-    return _THREAD.forwards[-1][0] if _THREAD.forwards else 0
+    forwards = _forwards()
+    return forwards[-1][0] if forwards else 0
 
 
 def begin_forward(model: nn.Module) -> int:
     """A forward of such a model begins: its number is greater than all before."""
-    forget_ended_forwards()
     number = next(_NUMBERS)
-    _THREAD.forwards.append((number, model, CallInProgress()))
+    _forwards().append((number, model, CallInProgress()))
     return number
 
 
-def forget_ended_forwards() -> None:
-    """Forget those that ended where torch calls no hooks, as after a KeyboardInterrupt."""
-    forwards = _THREAD.forwards
-    while forwards and forwards[-1][2].is_over():
-        forwards.pop()
-
-
 def end_forward() -> None:
-    """It has ended, and the one that called it goes on."""
-    _THREAD.forwards.pop()
+    """It has ended, and the one that called it goes on; one that raised may be forgotten already."""
+    forwards = _forwards()
+    if forwards and forwards[-1][2].is_this():
+        forwards.pop()
 
 
 HYBRID = "_runs_functions_in_float"  # an attribute of such a model: functions without a quantized form run in float
@@ -164,12 +167,14 @@ HYBRID = "_runs_functions_in_float"  # an attribute of such a model: functions w
 
 def is_hybrid() -> bool:
     """May functions that know no scales take quantized tensors, as real values?"""
-    return bool(_THREAD.forwards) and HYBRID in _THREAD.forwards[-1][1].__dict__
+    forwards = _forwards()
+    return bool(forwards) and HYBRID in forwards[-1][1].__dict__
 
 
 def is_of_model(x: Any) -> bool:
     """Is something a parameter or buffer of the model whose forward is numbered?"""
-    model = _THREAD.forwards[-1][1] if _THREAD.forwards else None
+    forwards = _forwards()
+    model = forwards[-1][1] if forwards else None
     return model is not None and any(x is own for own in itertools.chain(model.parameters(), model.buffers()))
 
 
@@ -194,20 +199,18 @@ def interceptor() -> Any:
 
 def is_any_running() -> bool:
     """Is a model at work in this thread that runs its own forward?"""
-    if _THREAD.forwards:
-        forget_ended_forwards()
-    return bool(_THREAD.forwards) or (bool(_THREAD.runs) and current() is not None)
+    return bool(_forwards()) or (bool(_THREAD.runs) and current() is not None)
 
 
 def is_in_forward() -> bool:
     """Does code of a prepared model run that was not seen before it ran?"""
-    return bool(_THREAD.forwards) or interceptor() is not None
+    return bool(_forwards()) or interceptor() is not None
 
 
 def runs_unseen_code() -> bool:
     """Does code of a prepared model run that nobody saw when the model was prepared: in eager mode, or wrapped code?"""
     model = interceptor()
-    return bool(_THREAD.forwards) if model is None else not model.was_seen
+    return bool(_forwards()) if model is None else not model.was_seen
 
 
 def asked_by_model() -> bool:
@@ -224,7 +227,7 @@ def asked_while_running() -> bool:
     if package_asks(2):
         return False
     is_seen = interceptor() is not None
-    return (is_seen or bool(_THREAD.forwards)) and model_asks(2, has_call=not is_seen)
+    return (is_seen or bool(_forwards())) and model_asks(2, has_call=not is_seen)
 
 
 def asked_by_forward() -> bool:

@@ -69,12 +69,14 @@ def module_writes(module: nn.Module) -> bool:
     An attribute of that name on a module that takes no such argument is the user's own.
     """
     cls: Any = type(module)
-    return getattr(module, "inplace", False) is True and _takes_inplace(cls)
+    return bool(getattr(module, "inplace", False)) and _takes_inplace(cls)
 
 
 @functools.cache
 def _takes_inplace(cls: type) -> bool:
-    for base in cls.__mro__:
+    """Does a class take `inplace`? A forward of torch's knows that of torch's classes alone."""
+    owner = next((base for base in cls.__mro__ if "forward" in vars(base)), cls)
+    for base in (owner if owner.__module__.startswith("torch.") else cls).__mro__:
         init = vars(base).get("__init__")
         if init is not None and base is not nn.Module and "inplace" in inspect.signature(init).parameters:
             return True

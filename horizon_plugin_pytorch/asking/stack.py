@@ -220,6 +220,14 @@ def is_called_by_model() -> bool:
     return frame is not None and not is_package_code(frame.f_code.co_filename)
 
 
+def _calling_frame() -> FrameType | None:
+    """The innermost function of torch's that calls a module."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != MODULE_FILE:
+        frame = frame.f_back
+    return frame
+
+
 class CallInProgress:
     """The call of a module whose hooks run now.
 
@@ -227,10 +235,11 @@ class CallInProgress:
     """
 
     def __init__(self) -> None:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename != MODULE_FILE:
-            frame = frame.f_back
-        self._frame = frame
+        self._frame = _calling_frame()
+
+    def is_this(self) -> bool:
+        """Is it still the call whose hooks run now?"""
+        return self._frame is _calling_frame()
 
     def is_over(self) -> bool:
         """True if the call ended, by whatever way."""

@@ -267,13 +267,14 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence
 def _plain_strides(x: Tensor) -> Tensor:
     """A tensor of one channel with the strides of plain memory.
 
-    That of the channel may be any. Where it is that of channels last, torch 2.13 takes the whole tensor for such, and
-    gives an output of one column, with a stride across, the numbers of other rows.
+    That of the channel may be any, and a channel that is cut out of others keeps theirs. Where it is that of channels
+    last, torch 2.13 takes the whole tensor for such, and gives an output of one column, with a stride across, the
+    numbers of other rows.
     """
-    if x.shape[1] != 1 or not x.is_contiguous():
+    if x.shape[1] != 1:
         return x
     strides = tuple(math.prod(x.shape[axis + 1 :]) for axis in range(x.dim()))
-    return x if x.stride() == strides else x.as_strided(x.shape, strides)
+    return x if x.stride() == strides else x.contiguous().as_strided(x.shape, strides)
 
 
 @operator(f"conv(Tensor x, Tensor? residual, {signature(AccumulatorPlan)}, {signature(Geometry)}) -> Tensor")

@@ -144,12 +144,14 @@ def multiply(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """
     if a.shape[1] == 1:  # torch 2.13 gives numbers that were in the memory before
         return torch.mul(a.int(), b.int(), out=out)
-    if 0 in a.stride():  # a row that is there several times, which the kernel takes for others
-        a = a.contiguous()
-    elif len(a) == 1:  # one row or column may have any stride, from which the kernel takes how its numbers lie
+    if len(a) == 1:  # one row or column may have any stride, from which the kernel takes how its numbers lie
         a = a.contiguous().as_strided(a.shape, (a.shape[1], 1))
+    elif 0 in a.stride():  # a row that is there several times, which the kernel takes for others
+        a = a.contiguous()
     if b.shape[1] == 1:
         b = b.contiguous().as_strided(b.shape, (1, len(b)))
+    elif 0 in b.stride():
+        b = b.contiguous()
     return torch._int_mm(a, b, out=out)
 
 

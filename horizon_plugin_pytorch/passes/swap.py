@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
 from horizon_plugin_pytorch.runtime.children import list_parameters
 from horizon_plugin_pytorch.runtime.fixed_settings import CONVERTED, PREPARED, FixedSettings
 from horizon_plugin_pytorch.runtime.hooks import copy_hooks, drop_hooks, drop_kept
-from horizon_plugin_pytorch.runtime.located import PlacedModule
+from horizon_plugin_pytorch.runtime.located import PlacedModule, on_cpu
 from horizon_plugin_pytorch.runtime.node_notes import notes
 
 _OURS = frozenset((*dir(QATModule), *dir(PlacedModule)))  # attributes that this package gives a module
@@ -170,11 +171,13 @@ def qat_form(
     module.path = path  # type: ignore[assignment]
     if choice is not None and choice.products is not None:
         module.products = choice.products  # type: ignore[assignment]
+    device = next((p.device for p in module.parameters()), home)
     if qconfig is not None and row.needs_qconfig and is_half(row, qconfig):
         qat: nn.Module = Float16(module, qconfig)
     else:
         try:
-            qat = row.qat.from_float(module)  # type: ignore[union-attr]
+            with nullcontext() if device is None else on_cpu():  # from where it goes to its device
+                qat = row.qat.from_float(module)  # type: ignore[union-attr]
         except HorizonError as error:
             raise type(error)(str(error).replace(at(path), at(path, line), 1)) from error
     if isinstance(qat, Composite):
@@ -182,7 +185,6 @@ def qat_form(
     qat.operator = row.name  # type: ignore[assignment]
     is_accumulator = row.has_real_output and qconfig is not None and qconfig.activation is None
     qat.gives_accumulator = is_accumulator  # type: ignore[assignment]
-    device = next((p.device for p in module.parameters()), home)
     if device is not None and not _is_on(qat, device):
         qat = qat.to(device)
     return qat.train(module.training)
@@ -397,7 +399,8 @@ def to_quantized(model: nn.Module, remove_qconfig: bool = True) -> nn.Module:
         if is_preserved(model, path):
             set_fake_quantize(module, FakeQuantState.VALIDATION)
             return module
-        quantized = type(module).quantized_class.from_qat(module).train(module.training)
+        with on_cpu():  # as it would be by itself; it goes where its tensors are
+            quantized = type(module).quantized_class.from_qat(module).train(module.training)
         # Not taken by `from_qat`: a twin has no calls of its own.
         quantized.own_calls, quantized.member = module.own_calls, module.member
         if module.float_form is not None and not any(True for _ in module.float_form.parameters()):

@@ -48,10 +48,10 @@ def keep(register: Callable[..., RemovableHandle], function: Callable[..., Any],
 
 def drop_kept(module: nn.Module, function: Callable[..., Any]) -> None:
     """Take the hooks that `keep` registered for a function from a module that does without."""
-    for kind in (*BEFORE, *AFTER):
-        hooks = getattr(module, kind)
-        for number in [n for n, hook in hooks.items() if isinstance(hook, KeptHook) and hook.function is function]:
-            del hooks[number]
+    hooks = [*module._forward_pre_hooks.items(), *module._forward_hooks.items()]
+    for number in [n for n, hook in hooks if isinstance(hook, KeptHook) and hook.function is function]:
+        for kind in (*BEFORE, *AFTER):
+            getattr(module, kind).pop(number, None)
 
 
 class EveryCall:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.asking.owners import is_package_code
 from horizon_plugin_pytorch.asking.who import package_asks
 from horizon_plugin_pytorch.errors import (
     OperatorInputError,
@@ -64,6 +65,13 @@ def is_autocast() -> bool:
 def has_default_device() -> bool:
     """Would tensors be made elsewhere than on the CPU, where nobody says on which device?"""
     return torch._C._len_torch_function_stack() > 0 and torch.get_default_device().type != "cpu"
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """Tensors are made on the CPU where nobody says on which device, whatever the process has set."""
+    with torch.device("cpu") if has_default_device() else nullcontext():
+        yield
 
 
 @contextmanager
@@ -175,8 +183,12 @@ class PlacedModule(Successor):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        is_ours = str(cls.forward.__module__).startswith("horizon_plugin_pytorch.")
-        cls._known_forward = cls.forward if is_ours else None
+        owner: Any = next(base for base in cls.__mro__ if "forward" in vars(base))
+        if owner is not cls:  # whose forward somebody may have replaced
+            cls._known_forward = vars(owner).get("_known_forward")
+            return
+        code = getattr(cls.forward, "__code__", None)  # `functools.wraps` copies the name and module, not this
+        cls._known_forward = cls.forward if code is not None and is_package_code(code.co_filename) else None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._fixed is not None and name in self._fixed.values:

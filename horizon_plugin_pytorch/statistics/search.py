@@ -31,6 +31,7 @@ _HALF = 16
 _OFF = 0.05, 0.08
 _FOLDED, _OFF_FOLDED = 1 / 160, 0.2  # a share of the values; a fold lies a few steps from 0, and one step is a fifth
 _ENOUGH = 1 << 13  # values of which a share of one bin says that they fold
+_SPIKE, _NO_BINS = 1 / 25, np.zeros(0, dtype=np.int64)  # a share of the values that are points to a search
 _NARROW = 1 << 31  # sums of fewer values fit 32 bits
 
 
@@ -176,7 +177,9 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
     is_jagged = few or counted.is_clamped
     counts = counted.between_ends() if is_jagged else counted.counts
     ends = counted.at_ends(low, high)
-    points = np.concatenate([_few(counted, counts, low, high), ends]) if few else ends
+    points = ends
+    if few:
+        points = np.concatenate([_points(counted, counts, counts[1:].nonzero()[0] + 1, low, high), ends])
 
     def best(scales: np.ndarray, spread: Spread | None) -> tuple[float, float]:
         errors = np.zeros_like(scales) if spread is None else spread.errors(scales)
@@ -207,13 +210,28 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
     is_uneven = is_folded or counted.is_uneven
     inside = _SMOOTH if is_uneven or counted.total < _MANY else _INSIDE
     octaves = (counted.octave(lowest * high), counted.octave(highest * high)) if is_folded else (octave, octave)
+    spikes = _spikes(counted) if is_folded else _NO_BINS
+    if len(spikes):
+        points = _points(counted, counts, spikes, low, high)
+        counts = counts.copy()
+        counts[spikes] = 0
     fine = _spread(counted, counts, low, high, octaves, _SMOOTH, inside)
     near = lowest + _steps(36 if is_folded else 24 if is_uneven else 12) * (highest - lowest)
-    errors = fine.errors(near)
+    step = float(near[1] - near[0])
     if not is_uneven:
-        return _lowest_point(near, errors)
-    found, step = float(near[errors.argmin()]), float(near[1] - near[0])
-    return best(np.minimum(found + (2 * _steps(12) - 1) * step, whole), fine)[0]
+        return _lowest_point(near, fine.errors(near))
+    if not len(spikes):
+        found = float(near[fine.errors(near).argmin()])
+        return best(np.minimum(found + (2 * _steps(12) - 1) * step, whole), fine)[0]
+    # They lie on the grid of some scales, which are closer to each other than those.
+    near = np.concatenate(
+        [near, *[value / np.arange(value // highest + 1, value // lowest + 1) for value in points[:, 0]]]
+    )
+    for _ in range(2):
+        errors = fine.errors(near) + _errors_of(points, near)
+        found = float(near[errors.argmin()])
+        near = np.minimum(np.append(found + (2 * _steps(48) - 1) * step, found), whole)
+    return found
 
 
 def _lowest_point(scales: np.ndarray, errors: np.ndarray) -> float:
@@ -226,9 +244,14 @@ def _lowest_point(scales: np.ndarray, errors: np.ndarray) -> float:
     return float(scales[place]) + float(scales[1] - scales[0]) * (before - after) / (2 * bend if bend > 0 else math.inf)
 
 
-def _few(counted: Counted, counts: np.ndarray, low: int, high: int) -> np.ndarray:
-    """The values of bins that are few, as points."""
-    filled = counts[1:].nonzero()[0] + 1
+def _spikes(counted: Counted) -> np.ndarray:
+    """Bins with so many of the values, as of a background that is the same everywhere, that their place counts."""
+    most = counted.counts[1 : counted.bin(_NEAR_END * counted.largest)] > _SPIKE * counted.total
+    return (most.nonzero()[0] + 1) if most.any() else _NO_BINS
+
+
+def _points(counted: Counted, counts: np.ndarray, filled: np.ndarray, low: int, high: int) -> np.ndarray:
+    """The values of some bins, as points."""
     all_edges = edges(counted.first)
     values = all_edges[filled]
     if not all(edge(bits(abs(end)) >> SHIFT) == abs(end) for end in counted.ends):

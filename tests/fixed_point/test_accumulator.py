@@ -563,16 +563,22 @@ def test_rows_of_a_linear_layer_are_finished_on_their_own(
                     assert_defined(got, whole, whole.ndim - 1, scale, bias, residual, plan, *OUTPUTS[output])
 
 
-@pytest.mark.parametrize("image", ["plain", "channels last", "other rows"])
-@pytest.mark.parametrize("weights", ["plain", "channels last"])
+@pytest.mark.parametrize("image", ["plain", "channels last", "other rows", "of several"])
+@pytest.mark.parametrize("weights", ["plain", "channels last", "of several"])
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_one_channel_may_have_any_stride(image: str, weights: str, outputs: int) -> None:
     """Torch 2.13 takes it for channels last, and gives one column of an output, with a stride across, other rows."""
     torch.manual_seed(outputs)
     x, weight = torch.randint(0, 128, (3, 1, 5, 2)).float(), torch.randint(-128, 128, (outputs, 1, 3, 3)).float()
-    strides = {"plain": (10, 10, 2, 1), "channels last": (10, 1, 2, 1), "other rows": (10, 2, 2, 1)}[image]
-    laid = weight.as_strided(weight.shape, (9, 1, 3, 1)) if weights == "channels last" else weight
+
+    def laid(x: Tensor, how: str) -> Tensor:
+        _, _, rows, columns = x.shape
+        if how == "of several":
+            return x.repeat(1, 3, 1, 1).contiguous(memory_format=torch.channels_last)[:, 1:2]
+        channel = {"plain": rows * columns, "channels last": 1, "other rows": columns}[how]
+        return x.as_strided(x.shape, (rows * columns, channel, columns, 1))
+
     for stride in ((1, 2), (2, 3), (1, 1)):
         exact = F.conv2d(x.double(), weight.double(), None, stride, 1)
-        found = convolution(x.as_strided(x.shape, strides), laid, None, stride, (1, 1), (1, 1), 1)
+        found = convolution(laid(x, image), laid(weight, weights), None, stride, (1, 1), (1, 1), 1)
         assert torch.equal(found.double(), exact)

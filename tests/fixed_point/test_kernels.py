@@ -827,8 +827,11 @@ def test_who_watches_modules_gets_the_integers_of_who_does_not() -> None:
 @pytest.mark.skipif(not kernels.has_products(), reason="bytes have no exact products here")
 def test_rows_that_repeat_are_multiplied() -> None:
     row, matrix = torch.arange(-8, 8, dtype=torch.int8), torch.arange(16 * 40).reshape(16, 40).remainder(127).char()
-    sums = kernels.multiply(row.expand(9, 16), matrix)
-    assert torch.equal(sums.double(), row.double().expand(9, 16) @ matrix.double())
+    for rows in (9, 1):
+        repeated = row.expand(9, 16)[:rows]
+        assert torch.equal(kernels.multiply(repeated, matrix).double(), repeated.double() @ matrix.double())
+        columns, few = row.expand(40, 16).t(), matrix.t()[:rows].contiguous()
+        assert torch.equal(kernels.multiply(few, columns).double(), few.double() @ columns.double())
 
 
 @pytest.mark.parametrize("length", [2, 16, 65])

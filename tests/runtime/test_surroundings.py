@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import gc
 import os
-from collections.abc import Iterator
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -18,18 +25,20 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch import running
 from horizon_plugin_pytorch.errors import OperatorInputError, TraceError
 from horizon_plugin_pytorch.fixed_point import kernels
+from horizon_plugin_pytorch.fixed_point.kernels import Kernels, disproof
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
     QuantStub,
+    convert,
     convert_fx,
     prepare,
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
-from horizon_plugin_pytorch.running import is_any_running
-from horizon_plugin_pytorch.runtime.located import is_undisturbed
-from tests.routes import prepared
+from horizon_plugin_pytorch.runtime.located import QUICK, is_undisturbed
+from horizon_plugin_pytorch.writing import module_writes
+from tests.routes import calibrate, prepared, prepared_on
 
 
 class Net(nn.Module):
@@ -151,26 +160,76 @@ def test_an_environment_that_is_replaced_is_read() -> None:
 
 
 class Scaled(nn.Module):
-    """A weight times a number that is trained."""
+    """A weight times a number that is trained, and one that is a setting."""
+
+    def __init__(self, sign: float = 1.0) -> None:
+        super().__init__()
+        self.by, self.sign = nn.Parameter(torch.ones(1)), sign
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.by * (self.sign if self.training else 2 * self.sign)
+
+
+class Chain(nn.Module):
+    """Two layers, the second of which gets bytes, so that its calls are quick where kernels are exact."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.by = nn.Parameter(torch.ones(1))
+        self.quant, self.dequant = QuantStub(), DeQuantStub()
+        self.first, self.second = nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
 
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * self.by
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dequant(self.second(self.first(self.quant(x))))
+
+
+def _warm(form: str, images: Tensor) -> nn.Module:
+    """A model that was called several times, whose second layer has a quick call."""
+    torch.manual_seed(0)
+    model = prepared(Chain().eval(), [images])
+    model = convert_fx(model) if form == "converted" else model
+    for _ in range(3):
+        model(images)
+    assert (model.second.__dict__.get(QUICK) is not None) == (not disproof(Kernels()) and fp.are_kernels_used())
+    return model
 
 
 @torch.no_grad()
-def test_integers_follow_a_weight_that_is_computed() -> None:
-    model, images = _model("VALIDATION"), _images()
-    parametrize.register_parametrization(model.first, "weight", Scaled())
-    before = [model(images) for _ in range(3)][-1]
-    model.first.parametrizations.weight[0].by.fill_(-0.7)
-    after = [model(images) for _ in range(3)][-1]
-    assert not torch.equal(after, before) and torch.equal(after, convert_fx(copy.deepcopy(model))(images))
-    model.first.parametrizations.weight.original.data.mul_(0.5)
-    assert torch.equal(model(images), convert_fx(copy.deepcopy(model))(images))
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_integers_follow_a_weight_that_is_computed(name: str) -> None:
+    images = _images()
+    model = _warm("VALIDATION", images)
+    layer: Any = getattr(model, name)
+
+    def change_nothing() -> None:
+        pass
+
+    def add_another() -> None:
+        parametrize.register_parametrization(layer, "weight", Scaled(-1.0))
+
+    def put_in_another() -> None:
+        layer.parametrizations.weight[0] = Scaled(0.3)
+
+    def set_sign() -> None:
+        layer.parametrizations.weight[0].sign = -0.5
+
+    changes: list[Callable[[], Any]] = [
+        change_nothing,
+        lambda: parametrize.register_parametrization(layer, "weight", Scaled(0.8)),
+        lambda: layer.parametrizations.weight[0].by.fill_(-0.7),
+        lambda: layer.parametrizations.weight.original.data.mul_(0.5),
+        add_another,
+        put_in_another,
+        set_sign,
+        lambda: layer.parametrizations.weight[0].eval(),
+    ]
+    before = None
+    for change in changes:
+        change()
+        after = model(images)
+        assert before is None or not torch.equal(after, before)
+        assert torch.equal(after, convert_fx(copy.deepcopy(model))(images))
+        before = [model(images) for _ in range(3)][-1]
+        assert torch.equal(before, after)
 
 
 @torch.no_grad()
@@ -236,11 +295,51 @@ def test_a_forward_that_is_interrupted_is_not_held_to_go_on() -> None:
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             other(torch.randn(2, 4))
-    assert not is_any_running() and not running._THREAD.forwards
-    model = _model("converted")
-    for _ in range(3):
-        model(_images())
-    assert is_undisturbed(model.first)
+    assert running.current_forward() == 0 and not running.is_in_forward() and not running.is_any_running()
+    gone = weakref.ref(other)
+    del other
+    gc.collect()
+    assert gone() is None
+    assert is_undisturbed(_warm("converted", _images()).second)
+
+
+@torch.no_grad()
+def test_a_hook_that_is_called_where_another_model_failed_may_call_a_third() -> None:
+    """Torch calls hooks with `always_call` when the call they are of is over already."""
+
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant, self.layer = QuantStub(), DeQuantStub(), nn.Linear(4, 4)
+            self.fails, self.others = False, []
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(self.quant(x))
+            if self.fails:
+                raise ValueError("mine")
+            for other in self.others:
+                with contextlib.suppress(ValueError):
+                    other(x)
+            return self.dequant(self.layer(y))
+
+    def make() -> Any:
+        model = prepare(Failing().eval(), rows, default_calibration_qconfig_setter, "eager", out_dir=None)
+        return calibrate(model, [rows])
+
+    rows = torch.randn(2, 4)
+    outer, inner, third = make(), make(), make()
+    wanted = outer(rows)
+    outer.others = [inner]
+
+    def call_third(module: nn.Module, args: tuple, out: Any) -> None:
+        third(rows)
+
+    inner.register_forward_hook(call_third, always_call=True, prepend=True)
+    inner.fails = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(outer(rows), wanted)
+    assert running.current_forward() == 0
 
 
 @torch.no_grad()
@@ -249,19 +348,86 @@ def test_a_forward_that_is_interrupted_is_not_held_to_go_on() -> None:
 def test_a_forward_in_the_place_of_that_of_a_class_is_called(
     form: str, is_warm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, calls = _model(form), []
-    for _ in range(3 * is_warm):
-        model(_images())
-    cls = type(model.first)
+    images, calls = _images(), []
+    warm = _warm(form, images)
+    model = warm if is_warm else copy.deepcopy(warm)  # which has no quick calls yet
+    cls = type(model.second)
     forward = cls.forward
 
+    @functools.wraps(forward)
     def counted(self: nn.Module, *args: object, **kwargs: object) -> object:
         calls.append(self)
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(cls, "forward", counted)
+    later = type("Later", (cls,), {})
     for _ in range(4):
-        model(_images())
-    assert calls.count(model.first) == 4
+        model(images)
+    assert calls.count(model.second) == 4
+    model.second.__class__ = later
+    model(images)
+    assert calls.count(model.second) == 5
     monkeypatch.undo()
-    assert is_undisturbed(model.first)
+    assert is_undisturbed(model.second)
+    model.second.__class__ = type("Named", (cls,), {"forward": counted})
+    model(images)
+    assert calls.count(model.second) == 6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("true", [True, 1, np.bool_(True)], ids=repr)
+@pytest.mark.parametrize("route", ["SYMBOLIC", "JIT"])
+def test_whatever_is_true_is_in_place(true: Any, route: str) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.layer, self.act = nn.Conv2d(4, 4, 1), nn.LeakyReLU(0.1, inplace=true)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(self.quant(x))
+            return self.dequant(torch.cat([y, self.act(y)], 1))
+
+    net, images = Both().eval(), _images()
+    model = calibrate(prepared_on(route, net, [images]), [images])
+    for form in (model, convert_fx(copy.deepcopy(model))):
+        assert torch.allclose(form(images), net(images), atol=0.05)
+
+
+@torch.no_grad()
+def test_a_layer_that_takes_inplace_and_has_a_forward_of_torchs_writes_to_nothing() -> None:
+    class Own(nn.Conv2d):
+        def __init__(self, *args: Any, inplace: bool = True) -> None:
+            super().__init__(*args)
+            self.inplace = inplace
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant = QuantStub(), DeQuantStub()
+            self.first, self.second = nn.Conv2d(4, 4, 1), Own(4, 4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first(self.quant(x))
+            return self.dequant(torch.cat([y, self.second(y)], 1))
+
+    assert not module_writes(Own(4, 4, 1)) and module_writes(nn.ReLU6(inplace=True))
+    net, images = Both().eval(), _images()
+    model = prepared(net, [images])
+    for form in (model, convert_fx(model)):
+        assert torch.allclose(form(images), net(images), atol=0.05)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("route", ["eager", "SYMBOLIC", "JIT"])
+def test_models_are_prepared_and_converted_where_they_are(route: str) -> None:
+    """And not on the device on which new tensors would be."""
+    net, images = Chain().eval(), _images()
+    wanted = calibrate(prepared_on(route, net, [images]), [images])(images)
+    with torch.device("meta"):
+        model = prepared_on(route, net, [images])
+        assert {x.device.type for x in (*model.parameters(), *model.buffers())} == {"cpu"}
+        calibrate(model, [images])
+        assert torch.equal(model.to("cpu")(images), wanted)
+        converted = (convert if route == "eager" else convert_fx)(model)
+        assert torch.equal(converted.to("cpu")(images), wanted)

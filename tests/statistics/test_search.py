@@ -136,3 +136,22 @@ def test_where_a_function_turns_the_least_error_is_found_among_many_that_are_nea
     assert sketch.counted().has_fold and not Sketch.of(normal).counted().has_fold
     tried = torch.linspace(0.3, 1.0, 281) * float(x.abs().max()) / 127
     assert error(sketch.best_scale(-128, 127)) <= 1.03 * min(map(error, tried.tolist()))
+
+
+@pytest.mark.parametrize("numbers", [8192, 65536])
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.3, 0.05])
+@pytest.mark.parametrize("values", [(1.738,), (0.719,), (1.2345, -0.31), (0.5, 1.5, -2.0)], ids=str)
+def test_scales_on_whose_grid_a_background_lies_are_found(
+    values: tuple[float, ...], share: float, numbers: int
+) -> None:
+    """What is the same everywhere may be 60 steps from 0: a scale that is 1 % larger misses it by half a step."""
+    generator = torch.Generator().manual_seed(numbers)
+    background = torch.tensor(values)[torch.randint(len(values), (numbers,), generator=generator)]
+    x = torch.randn(numbers, generator=generator)
+    x = torch.where(torch.rand(numbers, generator=generator) < share, background, x)
+
+    def error(scale: float) -> float:
+        return float(((x / scale).round().clamp(-128, 127) * scale - x).double().square().sum())
+
+    tried = torch.linspace(0.4, 1.0, 1201) * float(x.abs().max()) / 127
+    assert error(Sketch.of(x).best_scale(-128, 127)) <= 1.08 * min(map(error, tried.tolist()))

@@ -191,10 +191,14 @@ class QATModule(PlacedModule):
         """The tensors that the quantized module is made of: it is made anew when one of them changes."""
         own: list[Tensor] = [t for t in self._parameters.values() if t is not None]
         own += [t for t in self._buffers.values() if t is not None]
-        for child in self._modules.values():
-            if child is not None and not isinstance(child, (FakeQuantize, QATModule)):  # what computes a weight, say
-                own += [*child.parameters(), *child.buffers()]
+        for part in self.float_parts():
+            own += [t for t in (*part._parameters.values(), *part._buffers.values()) if t is not None]
         return own + [q._scale for q in self.fake_quantizers()]
+
+    def float_parts(self) -> list[nn.Module]:
+        """The modules in it that quantize nothing, such as a batch norm, or what computes a weight (`parametrize`)."""
+        children = [m for m in self._modules.values() if not (m is None or isinstance(m, (FakeQuantize, QATModule)))]
+        return [part for child in children for part in child.modules()]
 
     def twin_facts(self) -> tuple:
         """What else the quantized module is made of: settings, formats, and which children they are of."""
@@ -203,8 +207,8 @@ class QATModule(PlacedModule):
             facts.append(child)
             if isinstance(child, FakeQuantize):
                 facts.append(child.format)
-            elif child is not None and not isinstance(child, QATModule):
-                facts.append(plain_attributes(child))
+        for part in self.float_parts():
+            facts += [part, plain_attributes(part)]
         return tuple(facts)
 
     def exact(

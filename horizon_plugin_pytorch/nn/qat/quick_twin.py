@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
-from horizon_plugin_pytorch.fake_quant.fake_quantize import FakeQuantize
 from horizon_plugin_pytorch.nn.quantized.quick_call import QuickCall
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.runtime.located import QUICK
@@ -22,7 +21,7 @@ class QuickTwin:
         layer: the QAT layer.
         twin: its integer form.
         call: what that does.
-        others: children beside fake quantizers, of whose settings the integer form is made, too.
+        others: its `float_parts`, of whose settings the integer form is made, too.
     """
 
     __slots__ = ("_call", "_children", "_formats", "_others", "_settings", "_twin")
@@ -30,7 +29,8 @@ class QuickTwin:
     def __init__(self, layer: Any, twin: Any, call: QuickCall, others: list[nn.Module]) -> None:
         self._twin, self._call, self._children = twin, call, dict(layer._modules)
         self._formats = [(child, child.format) for child in layer.fake_quantizers()]
-        self._settings, self._others = Settings(layer), [(child, Settings(child)) for child in others]
+        self._settings = Settings(layer)
+        self._others = [(part, Settings(part), dict(part._modules)) for part in others]
 
     @classmethod
     def of(cls, layer: Any, twin: Any) -> QuickTwin | None:
@@ -38,7 +38,7 @@ class QuickTwin:
         call = twin.__dict__.get(QUICK)
         if call is None:
             return None
-        others = [m for m in layer._modules.values() if m is not None and not isinstance(m, FakeQuantize)]
+        others = layer.float_parts()
         return cls(layer, twin, call, others) if all(map(Settings.can_tell, (layer, *others))) else None
 
     def __call__(self, layer: Any, args: tuple) -> QTensor | None:
@@ -47,8 +47,8 @@ class QuickTwin:
             return None
         if layer._modules != self._children or not self._settings.are_of(layer):
             return None
-        for child, settings in self._others:
-            if not settings.are_of(child):
+        for part, settings, children in self._others:
+            if not settings.are_of(part) or part._modules != children:
                 return None
         for quantizer, format in self._formats:
             if not quantizer.is_exact or quantizer.format != format:

@@ -29,7 +29,7 @@ def require_float32(fn: Callable[[Tensor], Tensor], what: str) -> None:
         fn: what `torch.nn.Module._apply` does to each tensor.
         what: the module, for the message.
     """
-    dtype = fn(torch.zeros(0, dtype=torch.float32)).dtype
+    dtype = fn(torch.zeros(0, dtype=torch.float32, device="cpu")).dtype
     if dtype != torch.float32:
         raise TypeError(f"{what} computes its integers in float32 and cannot become {dtype}; leave it in float32.")
 
