@@ -46,7 +46,7 @@ from horizon_plugin_pytorch.fixed_point.wide_layers import WideLayer
 _CHUNK = 1 << 19  # sums that are finished together: two megabytes
 _ROWS = 256  # for which the weights of a linear layer are laid out
 _MOST_TASKS = 64  # shapes of inputs that a layer remembers
-_FEW_SUMS = 1 << 16  # of a pointwise convolution, which a product of matrices gives sooner than a kernel
+_FEW_PIXEL_SUMS = 1 << 16  # of a pointwise convolution, which a product of matrices gives sooner than a kernel
 _FEW_ROW_SUMS = 1 << 15  # which a product of matrices gives sooner than a kernel with the weights of a layer
 
 
@@ -277,9 +277,7 @@ class ByteLayer:
         if matrix is None:
             return self._sums_of_images(_as_image(rows))[0, :, :, 0].t()
         if matrix.dtype is torch.int8:
-            return kernels.multiply(
-                rows.to(torch.int8).contiguous(), matrix
-            )  # of equal rows in one place it has others
+            return kernels.multiply(rows.to(torch.int8).contiguous(), matrix)
         bias, floats = self._plan.bias, rows.float()
         return torch.mm(floats, matrix) if bias is None else torch.addmm(bias, floats, matrix)
 
@@ -340,7 +338,7 @@ class ByteLayer:
     def _is_product(self, sums: int) -> bool:
         """Is a pointwise convolution to run as a product of matrices? For few pixels this kernel is reached sooner."""
         has_products = kernels.proved_reach() is kernels.Reach.BYTES
-        return sums < _FEW_SUMS if has_products else not is_on_kernels(self._range)
+        return sums < _FEW_PIXEL_SUMS if has_products else not is_on_kernels(self._range)
 
     def _pixels(self, x: Tensor, residual: Tensor | None, sizes: torch.Size) -> Tensor:
         """A pointwise convolution as a product of matrices."""

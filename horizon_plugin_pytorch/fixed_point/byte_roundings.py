@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.fixed_point.lines import Line, choose_line
 from horizon_plugin_pytorch.fixed_point.rescaling import EXACT_FLOAT32
 
 _MOST_UNPROVED = 0.25  # of the channels
-_FEW_SUMS = 1 << 16  # of which to compute some channels again takes longer than to finish them all
+_LEAST_SUMS = 1 << 16  # of fewer, to compute some channels again takes longer than to finish them all
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Rounding:
 
     def is_faster(self, sums: int) -> bool:
         """Is it, for so many sums, than to finish them all on float32?"""
-        return self.rest is None or sums >= _FEW_SUMS
+        return self.rest is None or sums >= _LEAST_SUMS
 
     @property
     def has_rows(self) -> bool:

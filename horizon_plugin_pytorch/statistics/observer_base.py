@@ -524,7 +524,7 @@ class ObserverBase(nn.Module):
     def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Smallest and largest value, of shape [1] or [channels]."""
         if not self.is_per_channel:
-            smallest, largest = ends_of(x)
+            smallest, largest = extremes(x)
             return smallest.view(1), largest.view(1)
         if self.ch_axis >= x.dim():
             raise QuantizationConfigError(
@@ -699,7 +699,7 @@ def largest_of(kind: torch.dtype) -> float:
     return _LARGEST_FLOAT32 if kind is torch.float32 else torch.finfo(kind).max
 
 
-def ends_of(x: Tensor) -> tuple[Tensor, Tensor]:
+def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
     """``torch.aminmax(x)``; two passes take less where memory is near and dense, in channels last a tenth."""
     is_near = _FEW <= x.numel() <= _MANY and x.dtype is torch.float32 and x.is_cpu
     if is_near and (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):

@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import observer, observer_v2
-from horizon_plugin_pytorch.statistics.observer_base import ends_of
+from horizon_plugin_pytorch.statistics.observer_base import extremes
 from horizon_plugin_pytorch.statistics.observer_v2 import (
     FixedScaleObserver,
     HistogramObserver,
@@ -502,6 +502,6 @@ def test_a_training_step_takes_in_a_tensor_as_any_other_call_does(kind, limits, 
 def test_ends_are_those_of_all_values_however_they_lie_in_memory(size: int, laid: Callable[[Tensor], Tensor]) -> None:
     torch.manual_seed(size)
     x = laid(torch.randn(2, 3, size, size))
-    assert [end.item() for end in ends_of(x)] == [end.item() for end in torch.aminmax(x)]
+    assert [end.item() for end in extremes(x)] == [end.item() for end in torch.aminmax(x)]
     x[1, 2, -1, -1] = math.nan
-    assert all(end.isnan() for end in ends_of(x))
+    assert all(end.isnan() for end in extremes(x))
