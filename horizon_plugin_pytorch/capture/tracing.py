@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from horizon_plugin_pytorch.asking.functions import definition_line
 from horizon_plugin_pytorch.asking.stack import error_line
 from horizon_plugin_pytorch.capture.absent import follow_absent, tell_absent
 from horizon_plugin_pytorch.capture.given import GUARD, Arguments
@@ -36,6 +39,7 @@ def trace(model: nn.Module, example: tuple[tuple, dict[str, Any]] | None = None)
     if isinstance(model, torch.fx.GraphModule):
         return model.graph
     _refuse_names(model)
+    _refuse_defaults(model)
     before, state = stored_tensors(model), PlainState(model)
     arguments = Arguments(model, example)
     try:
@@ -309,6 +313,17 @@ def _refuse_names(model: nn.Module) -> None:
             "that the traced model could not have both. Give it another name; or let `prepare` run the model "
             "(`method=PrepareMethod.JIT_STRIP`), which takes any name."
         )
+
+
+def _refuse_defaults(model: nn.Module) -> None:
+    """Insist that no argument has a tensor as its default, which the code of a graph has no words for."""
+    for name, parameter in inspect.signature(type(model).forward).parameters.items():
+        if any(isinstance(x, Tensor) for x in pytree.tree_leaves(parameter.default)):
+            raise TraceError(
+                f"`{name}` of `{type(model).__name__}.forward` ({definition_line(type(model).forward)}) has a tensor "
+                "as its default, which torch.fx cannot write. Make it a buffer of the model and None the default; or "
+                "let `prepare` run the model (`method=PrepareMethod.JIT_STRIP`), which takes any default."
+            )
 
 
 def _remedy(error: Exception) -> str:

@@ -434,3 +434,22 @@ def test_a_decorated_forward_that_takes_any_keyword_is_named() -> None:
 
     with pytest.raises(TraceError, match=r"arguments.py:\d+\) is behind a decorator and takes `\*\*metas"):
         prepare_qat_fx(Net().eval(), {"": get_default_qconfig()})
+
+
+@torch.no_grad()
+def test_a_tensor_as_default_is_refused_by_tracing_with_what_to_do() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.quant, self.dequant, self.fc = QuantStub(), DeQuantStub(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, weights: Tensor = torch.ones(4) * 3) -> Tensor:
+            return self.dequant(self.fc(self.quant(x))) * weights
+
+    with pytest.raises(TraceError, match=r"`weights` of `Net.forward` \(test_optional_arguments.py:\d+\) has a tensor"):
+        prepare_qat_fx(Net(), {"": get_default_qconfig()})
+    rows = torch.randn(2, 4)
+    net = Net().eval()
+    model = prepare(net, (rows,), qconfig_dict={"": get_default_qconfig()}, method="jit-strip", out_dir=None)
+    calibrate(model, [(rows,)], progress=False)
+    assert torch.allclose(model(rows), net(rows), atol=0.2)
