@@ -443,7 +443,7 @@ def test_a_tensor_as_default_is_refused_by_tracing_with_what_to_do() -> None:
             super().__init__()
             self.quant, self.dequant, self.fc = QuantStub(), DeQuantStub(), nn.Linear(4, 4)
 
-        def forward(self, x: Tensor, weights: Tensor = torch.ones(4) * 3) -> Tensor:
+        def forward(self, x: Tensor, weights: Tensor = torch.ones(4) * 3) -> Tensor:  # noqa: B008
             return self.dequant(self.fc(self.quant(x))) * weights
 
     with pytest.raises(TraceError, match=r"`weights` of `Net.forward` \(test_optional_arguments.py:\d+\) has a tensor"):
