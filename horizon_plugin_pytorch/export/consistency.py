@@ -24,7 +24,7 @@ from horizon_plugin_pytorch.files import write_atomically
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program import Program
 from horizon_plugin_pytorch.program.note import note_of, operator_name
-from horizon_plugin_pytorch.runtime.arguments import positional_arguments
+from horizon_plugin_pytorch.runtime.arguments import data_arguments
 from horizon_plugin_pytorch.tables import Table
 
 OUT_DIR = "./horizon_consistency_analysis"
@@ -109,7 +109,7 @@ class ConsistencyAnalyzer:
         rows = self._analysis.compare_per_layer(prefixes, types)
         program = getattr(self._later, "program", None)
         if isinstance(program, Program):
-            table = engine_table(program, positional_arguments(self._earlier, self._inputs))
+            table = engine_table(program, data_arguments(self._earlier, self._inputs))
             write_report(f"{table.text('psql')}\n", self.out_dir, f"{ENGINE_FILE}.txt", _WHO)
             write_report(table.csv(), self.out_dir, f"{ENGINE_FILE}.csv", _WHO)
         return rows
@@ -173,7 +173,7 @@ def _runner(file: _OnnxFile, like: nn.Module, infer: Callable[[Any, Any], Any] |
     """A file as a function of a batch."""
 
     def run(batch: Any) -> Any:
-        return file(*positional_arguments(like, batch)) if infer is None else infer(file, batch)
+        return file(*data_arguments(like, batch)) if infer is None else infer(file, batch)
 
     run.__name__ = file.__name__
     return run

@@ -178,7 +178,7 @@ def roll(g: OnnxGraph, site: Site, x: str, shifts: list[int], dims: list[int] | 
     flat = not dims
     if flat:
         x = g.reshape(x, [-1])
-    size_of = [int(torch.tensor(site.input_shape).prod())] if flat else site.input_shape
+    size_of = [math.prod(site.input_shape)] if flat else site.input_shape
     for shift, dim in zip(shifts, [0] if flat else list(dims or []), strict=True):
         size = size_of[dim]
         index = (torch.arange(size) - shift) % size

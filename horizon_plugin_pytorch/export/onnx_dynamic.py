@@ -3,12 +3,17 @@
 The model is written at several sizes. Where these files differ, in constants such as the shape of a `Reshape`, the
 constant is computed of the sizes of the inputs when the file runs; what cannot be computed so depends on the size in a
 way that a file cannot have, and is refused with its place in the model.
+
+Size 1 is apart: operators drop such axes, or do nothing, where with more they do not. Where the file at size 1 is not
+plainly the one for all sizes, both run in ONNX Runtime, and must give the same.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import itertools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.errors import ExportError, HorizonError, at
+from horizon_plugin_pytorch.errors import ExportError, HorizonError, QuantizationWarning, at, listed, warn
 from horizon_plugin_pytorch.nested import map_tensors
 
 _LONG = 20  # at this size a loop over an axis is one in the file, also if its first steps are others
@@ -103,43 +108,37 @@ def _resized(args: Any, tensors: Sequence[Tensor], axes: Sequence[Axis], sizes: 
     return map_tensors(one, args)
 
 
-def with_dynamic_axes(build: Callable[[Any], Any], args: Any, tensors: Sequence[Tensor], axes: Sequence[Axis]) -> Any:
+def with_dynamic_axes(
+    build: Callable[[Any], Any],
+    args: Any,
+    tensors: Sequence[Tensor],
+    axes: Sequence[Axis],
+    tolerance: float = 0.0,
+) -> Any:
     """A file for inputs of any sizes along these axes.
 
     Args:
         build: gives the file for inputs.
         args: the example inputs.
         tensors: those among them, in the order of the file.
+        tolerance: how far real outputs may differ, of the largest, where the file at size 1 has other operators.
     """
     try:
-        file = _one_file(build, args, tensors, axes)
-    except _OtherOperatorsError as error:
-        try:  # steps that repeat are a loop, of any length, where there are enough of them
-            file = _one_file(build, args, tensors, _longer(axes))
-        except HorizonError:
-            raise ExportError(str(error)) from None
-    for axis in axes:
-        if any(dim == 0 for _, dim in axis.uses):
-            _compare_with_one(file, build, args, tensors, axes, axis)
-    return file
+        try:
+            return _one_file(build, args, tensors, axes, tolerance)
+        except _OtherOperatorsError as error:
+            try:  # steps that repeat are a loop, of any length, where there are enough of them
+                return _one_file(build, args, tensors, _longer(axes), tolerance)
+            except _AtOneError:
+                raise
+            except HorizonError:
+                raise ExportError(str(error)) from None
+    except _AtOneError as error:
+        raise ExportError(str(error)) from error.__cause__
 
 
-def _compare_with_one(
-    file: Any, build: Callable[[Any], Any], args: Any, tensors: Sequence[Tensor], axes: Sequence[Axis], one: Axis
-) -> None:
-    """Insist that a batch of one has the axes of others; a model that takes no such batch is left alone."""
-    sizes = {axis.label: axis.sizes[0] for axis in axes} | {one.label: 1}
-    try:
-        alone = build(_resized(args, tensors, axes, sizes))
-    except HorizonError:
-        return
-    for output, wanted in zip(file.graph.output, alone.graph.output, strict=True):
-        if len(output.type.tensor_type.shape.dim) != len(wanted.type.tensor_type.shape.dim):
-            raise ExportError(
-                f"dynamic_axes: with {one.label}=1 the model's output {output.name!r} has other axes than with more, "
-                "as `squeeze()` drops every axis of size 1; the file keeps them. Name the axes that are meant, as in "
-                f"`x.squeeze(-1)`, or leave {one.label!r} out of dynamic_axes."
-            )
+class _AtOneError(ExportError):
+    """The file does not give what the model gives where an axis has size 1."""
 
 
 class _OtherOperatorsError(ExportError):
@@ -157,7 +156,10 @@ def _longer(axes: Sequence[Axis]) -> list[Axis]:
     return found
 
 
-def _one_file(build: Callable[[Any], Any], args: Any, tensors: Sequence[Tensor], axes: Sequence[Axis]) -> Any:
+def _one_file(
+    build: Callable[[Any], Any], args: Any, tensors: Sequence[Tensor], axes: Sequence[Axis], tolerance: float
+) -> Any:
+    """The file of models at the sizes of the axes, which holds for size 1 too, or for no model of this size."""
     base = {axis.label: axis.sizes[0] for axis in axes}
     variants = [base]
     variants += [{**base, axis.label: size} for axis in axes for size in axis.sizes[1:]]
@@ -168,14 +170,145 @@ def _one_file(build: Callable[[Any], Any], args: Any, tensors: Sequence[Tensor],
         try:
             models.append(build(_resized(args, tensors, axes, sizes)))
         except HorizonError as error:
-            if isinstance(error, ExportError) and "does not run on the example inputs" not in str(error):
+            if isinstance(error, ExportError) and not _is_of_inputs(error):
                 raise
-            spelled = ", ".join(f"{label}={size}" for label, size in sizes.items())
             raise ExportError(
-                f"dynamic_axes: the model does not run with {spelled}. Axes that must be of one size need one name, as "
-                f"in {{'image': {{0: 'batch'}}, 'prior': {{0: 'batch'}}}}. {error}"
+                f"dynamic_axes: the model does not run with {_spelled(sizes)}. Axes that must be of one size need one "
+                "name, as in "
+                f"{{'image': {{0: 'batch'}}, 'prior': {{0: 'batch'}}}}. {error}"
             ) from error
-    return _Merged(models, variants, axes).model()
+    file = _Merged(models, variants, axes).model()
+    for sizes in _with_one(axes, base, tensors):
+        alone = _built_alone(build, _resized(args, tensors, axes, sizes), sizes)
+        if alone is None:
+            continue
+        _compare_axes(file, alone, sizes)
+        difference = _Merged([*models, alone], [*variants, sizes], axes).difference()
+        if difference is not None:
+            _compare_numbers(file, alone, _resized(list(tensors), tensors, axes, sizes), sizes, tolerance, difference)
+    return file
+
+
+def _is_of_inputs(error: HorizonError) -> bool:
+    """Does the model itself not take the inputs?"""
+    return not isinstance(error, ExportError) or "does not run on the example inputs" in str(error)
+
+
+def _spelled(sizes: Mapping[str, int]) -> str:
+    """Sizes as they are said: ``batch=1, time=3``."""
+    return ", ".join(f"{label}={size}" for label, size in sizes.items())
+
+
+def _with_one(axes: Sequence[Axis], base: Mapping[str, int], tensors: Sequence[Tensor]) -> list[dict[str, int]]:
+    """Each axis alone at size 1; and those together that have it in the example."""
+    found = [{**base, axis.label: 1} for axis in axes]
+    single = {axis.label: 1 for axis in axes for index, dim in axis.uses[:1] if tensors[index].shape[dim] == 1}
+    return [*found, {**base, **single}] if len(single) > 1 else found
+
+
+def _built_alone(build: Callable[[Any], Any], given: Any, sizes: Mapping[str, int]) -> Any:
+    """The file at sizes of which one is 1; None if the model does not run there."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were told, or are of a size that the user has not given
+            return build(given)
+    except ExportError as error:
+        if _is_of_inputs(error):
+            return None
+        raise _AtOneError(
+            f"dynamic_axes: with {_spelled(sizes)} the model cannot be written, and with more it can: the file would "
+            f"give something else there. {error}"
+        ) from error
+    except Exception:  # of the model's own code, which need not take this size
+        return None
+
+
+def _compare_axes(file: Any, alone: Any, sizes: Mapping[str, int]) -> None:
+    """Insist that the outputs at size 1 are those of other sizes, and have their axes."""
+    outputs, wanted = file.graph.output, alone.graph.output
+    if [x.name for x in outputs] != [x.name for x in wanted]:
+        raise _AtOneError(
+            f"dynamic_axes: with {_spelled(sizes)} the model gives {listed(repr(x.name) for x in wanted)}, and the "
+            f"file {listed(repr(x.name) for x in outputs)}, as a branch on a size does. Let the model give the same "
+            f"for all sizes, or leave {_ones(sizes)} out of dynamic_axes."
+        )
+    for output, known in zip(outputs, wanted, strict=True):
+        if len(output.type.tensor_type.shape.dim) != len(known.type.tensor_type.shape.dim):
+            raise _AtOneError(
+                f"dynamic_axes: with {_spelled(sizes)} the model's output {output.name!r} has other axes than with "
+                "more, as `squeeze()` drops every axis of size 1; the file keeps them. Name the axes that are meant, "
+                f"as in `x.squeeze(-1)`, or leave {_ones(sizes)} out of dynamic_axes."
+            )
+
+
+def _compare_numbers(
+    file: Any, alone: Any, tensors: Sequence[Tensor], sizes: Mapping[str, int], tolerance: float, why: str
+) -> None:
+    """Insist that a file gives in ONNX Runtime what the file of one size gives; one that does not run is left alone.
+
+    Args:
+        why: how the operators of the two differ.
+    """
+    try:
+        import onnxruntime  # noqa: F401 - an extra
+    except ImportError:
+        warn(
+            f"dynamic_axes: with {_spelled(sizes)} the model runs other operators than with more, and there is no ONNX "
+            "Runtime here to see whether the file gives the same (pip install onnxruntime). Compare its outputs with "
+            "the model's at this size before you use them.",
+            QuantizationWarning,
+        )
+        return
+    given = [_telling(x) for x in tensors]
+    wanted, found = _values(alone, given), _values(file, given)
+    if wanted is None or found is None:
+        return
+    for output, a, b in zip(file.graph.output, wanted, found, strict=True):
+        if not _is_close(a, b, tolerance):
+            raise _AtOneError(
+                f"{why} With {_spelled(sizes)} the model's output {output.name!r} is another one than the file's "
+                "(dynamic_axes)."
+            )
+
+
+def _telling(x: Tensor) -> np.ndarray:
+    """An example input; random numbers in the place of real ones that are all equal, which would tell nothing."""
+    array = x.detach().cpu().numpy()
+    if array.dtype.kind != "f" or (array.size and not (array == array.flat[0]).all()):
+        return array
+    return np.random.default_rng(0).standard_normal(array.shape).astype(array.dtype)
+
+
+def _values(file: Any, given: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+    """What a file gives in ONNX Runtime; None if that cannot run it."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    feed = {port.name: x for port, x in zip(file.graph.input, given, strict=True)}
+    try:
+        session = onnxruntime.InferenceSession(file.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return [np.asarray(x) for x in session.run(None, feed)]
+    except Exception:  # its own exceptions have no common class
+        return None
+
+
+def _is_close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
+    """Integers must be equal; real numbers lie within a tolerance, as fractions of the largest."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype.kind != "f" or not a.size:
+        return bool((a == b).all())
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    largest = np.abs(a[np.isfinite(a)]).max(initial=0.0)
+    return bool(np.allclose(a, b, rtol=0.0, atol=tolerance * largest, equal_nan=True))
+
+
+def _ones(sizes: Mapping[str, int]) -> str:
+    """The names of the axes of size 1."""
+    return listed(repr(label) for label, size in sizes.items() if size == 1)
 
 
 class _Merged:
@@ -184,9 +317,14 @@ class _Merged:
     def __init__(self, models: Sequence[Any], sizes: Sequence[Mapping[str, int]], axes: Sequence[Axis]) -> None:
         from onnx import numpy_helper
 
+        models = [copy.deepcopy(models[0]), *models[1:]]  # into which what changes is written
         self._models, self._sizes, self._axes = models, sizes, axes
         self._constants = [{x.name: numpy_helper.to_array(x) for x in m.graph.initializer} for m in models]
         self._graph = models[0].graph
+        self._values: list[dict[str, int]] = [{} for _ in models]  # by name; the same number is the same value
+        self._bound, self._is_trial = 0, False
+        for ports in zip(*(model.graph.input for model in models), strict=True):
+            self._bind([port.name for port in ports])
         self._nodes: list[Any] = []  # what computes sizes
         self._made: dict[tuple, str] = {}
         self._taken = {x for node in self._graph.node for x in node.output} | set(self._constants[0])
@@ -214,6 +352,26 @@ class _Merged:
         onnx.checker.check_model(self._models[0], full_check=True)
         return self._models[0]
 
+    def difference(self) -> str | None:
+        """Why the last file is not the one that is made of the others; None if it is."""
+        self._is_trial = True
+        try:
+            self._compare_all([model.graph.node for model in self._models])
+        except ExportError as error:
+            return str(error)
+        return None
+
+    def _bind(self, names: Sequence[str]) -> None:
+        """Let these be one value, by its name in each file."""
+        self._bound += 1
+        for known, name in zip(self._values, names, strict=True):
+            known[name] = self._bound
+
+    def _are_one(self, names: Sequence[str]) -> bool:
+        """Are these one value, or constants of all files?"""
+        numbers = {known.get(name, -1) for known, name in zip(self._values, names, strict=True)}
+        return len(numbers) == 1
+
     def _compare_all(self, lists: Sequence[Sequence[Any]]) -> None:
         for position in range(max(map(len, lists))):
             alike = [nodes[position : position + 1] for nodes in lists]
@@ -222,12 +380,8 @@ class _Merged:
     def _compare(self, nodes: list[Any]) -> None:
         first = nodes[0]
         where = place_of(next(node for node in nodes if node is not None))
-        if any(node is None or node.op_type != first.op_type or len(node.input) != len(first.input) for node in nodes):
-            raise _OtherOperatorsError(
-                f"{where}: the model runs other operators at other sizes ({self._labels}), as a loop over an axis or a "
-                "branch on a size does; the file has one list of operators. Leave this axis out of dynamic_axes, or "
-                "write the loop as an operator on whole tensors."
-            )
+        if any(node is None or _form(node) != _form(first) for node in nodes):
+            raise self._other_operators(where)
         attributes = [sorted(a.SerializeToString() for a in node.attribute if not a.HasField("g")) for node in nodes]
         if any(found != attributes[0] for found in attributes):
             raise ExportError(
@@ -235,14 +389,29 @@ class _Merged:
                 "in the file. Leave this axis out of dynamic_axes."
             )
         for bodies in zip(*map(_bodies, nodes), strict=True):
+            for ports in zip(*(body.input for body in bodies), strict=True):
+                self._bind([port.name for port in ports])
             self._compare_all([body.node for body in bodies])
+            if not all(self._are_one([x.name for x in ends]) for ends in zip(*(b.output for b in bodies), strict=True)):
+                raise self._other_operators(where)
         for index in range(len(first.input)):
             found = [known.get(node.input[index]) for known, node in zip(self._constants, nodes, strict=True)]
             arrays = [array for array in found if array is not None]
-            if len(arrays) < len(found):
+            if not self._are_one([node.input[index] for node in nodes]) or 0 < len(arrays) < len(found):
+                raise self._other_operators(where)
+            if not arrays:
                 continue  # computed, as in the other files
             if any(array.shape != arrays[0].shape or not _is_equal(array, arrays[0]) for array in arrays):
                 first.input[index] = self._computed(arrays, first, index, where)
+        for names in zip(*(node.output for node in nodes), strict=True):
+            self._bind(names)
+
+    def _other_operators(self, where: str) -> _OtherOperatorsError:
+        return _OtherOperatorsError(
+            f"{where}: the model runs other operators at other sizes ({self._labels}), as a loop over an axis or a "
+            "branch on a size does; the file has one list of operators. Leave this axis out of dynamic_axes, or "
+            "write the loop as an operator on whole tensors."
+        )
 
     @property
     def _labels(self) -> str:
@@ -273,7 +442,8 @@ class _Merged:
         """A shape of which one size changes: that one follows from the others."""
         stacked = np.stack(arrays)
         changes = (stacked != stacked[0]).any(0)
-        if changes.sum() != 1 or (stacked <= 0).any():
+        is_fixed = self._is_trial and (stacked[:-1] == stacked[0]).all()  # at all sizes of the file
+        if changes.sum() != 1 or (stacked <= 0).any() or is_fixed:
             return None
         return self._constant(np.where(changes, -1, stacked[0]), "shape")
 
@@ -387,6 +557,11 @@ class _Merged:
             dim.Clear()
             if label:
                 dim.dim_param = label
+
+
+def _form(node: Any) -> tuple[str, int, int]:
+    """The operator of a node, and how much it takes and gives."""
+    return node.op_type, len(node.input), len(node.output)
 
 
 def _bodies(node: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import gc
 import json
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ from horizon_plugin_pytorch.program.open_sizes import with_any_count
 from horizon_plugin_pytorch.program.record import record_run
 from horizon_plugin_pytorch.program.simplify import simplified
 from horizon_plugin_pytorch.runtime.arguments import argument_names, positional_arguments
+from horizon_plugin_pytorch.runtime.located import has_default_device
 
 # Fused float kernels: torch defines them by simpler operators, and those are written.
 _FUSED = tuple(
@@ -57,6 +58,7 @@ _FUSED = tuple(
 )  # fmt: skip
 _SAMPLING = (torch.ops.aten.grid_sampler_2d,)  # ONNX has it from opset 16 on
 _FEWEST = 16  # steps of a loop: fewer load fast as they are, and layers with many numbers run faster so
+_EQUAL, _CLOSE = 1e-5, 1e-2  # real numbers behind integers; and those of models that round as they compute
 _OF_MEMORY = ("memory_format", "layout", "device", "pin_memory", "non_blocking")
 
 
@@ -306,6 +308,7 @@ def build_onnx(
                 first_difference,
             ),
             args, tensors_of(given), dynamic_sizes(dynamic_axes, inputs, tensors_of(given), output_names),
+            _CLOSE if takes_real else _EQUAL,
         )  # fmt: skip
 
 
@@ -342,7 +345,16 @@ def _built(
 
 def program_to_write(model: nn.Module, args: Any, opset: int, takes_real: bool = False) -> Program:
     """The program of a model, in operators that have an ONNX form."""
-    return simplified(_recorded(model, args, takes_real), _FUSED if opset >= 16 else _FUSED + _SAMPLING)
+    program = _recorded(model, args, takes_real)
+    with _on_cpu():
+        return simplified(program, _FUSED if opset >= 16 else _FUSED + _SAMPLING)
+
+
+@contextmanager
+def _on_cpu() -> Iterator[None]:
+    """Constants have numbers to write down, also where torch makes its tensors on another device."""
+    with torch.device("cpu") if has_default_device() else nullcontext():
+        yield
 
 
 def require_written(program: Program) -> None:
@@ -351,7 +363,8 @@ def require_written(program: Program) -> None:
     Raises:
         ExportError: one of them has no ONNX form.
     """
-    program = simplified(program, _FUSED)
+    with _on_cpu():
+        program = simplified(program, _FUSED)
     _with_operators(program, [f"input_{index}" for index, _ in enumerate(program.placeholders)], [], OPSET)
 
 
@@ -443,9 +456,10 @@ def _with_operators(
     exporter = _Exporter(program, opset, inputs + outputs, is_fast, fewest, is_sized)
     for name, node in zip(inputs, program.placeholders, strict=True):
         exporter.bind(node, exporter.graph.add_input(name, value_of(node).dtype, value_of(node).shape))
-    for node in program.graph.nodes:
-        if node.op == "call_function":
-            exporter.add(node)
+    with _on_cpu():
+        for node in program.graph.nodes:
+            if node.op == "call_function":
+                exporter.add(node)
     return exporter
 
 

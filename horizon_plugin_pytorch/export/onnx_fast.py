@@ -17,7 +17,7 @@ from horizon_plugin_pytorch.export.second_opinion import giving_all
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program import Program
 from horizon_plugin_pytorch.program.note import note_of
-from horizon_plugin_pytorch.runtime.arguments import positional_arguments
+from horizon_plugin_pytorch.runtime.arguments import data_arguments
 
 METADATA = "horizon_plugin_pytorch.fast"
 _WRITTEN = ("is_exact", "differing", "integers", "share", "layers", "checked_with")
@@ -85,7 +85,7 @@ def build_fast(
     if opset < 12:
         raise ExportError(f"`fast=True` needs opset 12 or later, which can clamp bytes; got {opset}.")
     file = build_onnx(model, args, input_names, output_names, opset, False, dynamic_axes, is_fast=True)
-    report = _compared(program_to_write(model, args, opset), positional_arguments(model, args), opset, file)
+    report = _compared(program_to_write(model, args, opset), data_arguments(model, args), opset, file)
     entry = file.metadata_props.add()
     entry.key, entry.value = METADATA, json.dumps({name: getattr(report, name) for name in _WRITTEN}, sort_keys=True)
     return report

@@ -227,7 +227,7 @@ def avg_pool(
             site.output_shape[-axes:], stride, kernel, site.input_shape[-axes:], padding, strict=True
         )
     ]
-    ones = g.compact(torch.ones(channels, 1, *kernel), "ones")
+    ones = g.compact(torch.ones(channels, 1, *kernel, dtype=torch.float32), "ones")
 
     def window(x: str) -> str:
         return g.node("Round", g.node("Conv", x, ones, strides=stride, pads=[*padding, *ends], group=channels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.export.onnx_aten import lowers
 from horizon_plugin_pytorch.export.onnx_graph import OnnxGraph, Site
 
-_GATES = torch.tensor([0, 3, 1, 2])  # torch has input, forget, cell, output; ONNX has input, output, forget, cell
+_GATES = (0, 3, 1, 2)  # torch has input, forget, cell, output; ONNX has input, output, forget, cell
 
 
 def _sizes(value: Any, axes: int) -> list[int]:
@@ -56,10 +57,10 @@ def _shares(site: Site, axes: int, kernel: list[int], *options: Any) -> Tensor:
     steps, pads, ceil_mode, count_include_pad, divisor = options
     if axes == 1:
         shape, kernel, steps, pads = [1, *shape], [1, *kernel], [1, *steps], [0, *pads]
-    ones = torch.ones(1, 1, *shape)
+    ones = torch.ones(1, 1, *shape, dtype=torch.float32)
     values = pool(ones, kernel, steps, pads, ceil_mode, count_include_pad, divisor)
     sums = pool(ones, kernel, steps, pads, ceil_mode, count_include_pad, 1)
-    out = values / sums.clamp(min=1) * float(torch.tensor(kernel).prod())
+    out = values / sums.clamp(min=1) * math.prod(kernel)
     return out.squeeze(2) if axes == 1 else out
 
 
@@ -78,7 +79,7 @@ def separable(g: OnnxGraph, site: Site, x: str, wanted: Any, *args: Any, **kwarg
         size[axis] = site.output_shape[site.rank - axes + axis]
         shape = [source, *[1] * (axes + 1)]
         shape[axis + 2] = source
-        unit = torch.eye(source).reshape(shape)
+        unit = torch.eye(source, dtype=torch.float32).reshape(shape)
         if "adaptive" in name:
             image = operator(unit, size)
         else:
@@ -108,11 +109,11 @@ def lstm(
     """A layer of an `nn.LSTM` in one direction; `x` has the steps first."""
     if mode != 2 or batch_sizes:
         raise ExportError("a packed sequence has no ONNX form; give the layer padded tensors.")
-    rows = (_GATES[:, None] * hidden_size + torch.arange(hidden_size)).flatten()
+    rows = [gate * hidden_size + row for gate in _GATES for row in range(hidden_size)]
     front = g.constant([0], torch.int64, "axes")
 
     def ordered(weight: str) -> str:
-        return g.node("Gather", weight, g.constant(rows, hint="gates"), axis=0)
+        return g.node("Gather", weight, g.constant(rows, torch.int64, "gates"), axis=0)
 
     def first(value: str) -> str:
         return g.node("Unsqueeze", value, front)
@@ -158,7 +159,7 @@ def kth(g: OnnxGraph, site: Site, x: str, *args: Any) -> Any:
     """The k-th smallest value; the median of an even count is the lower one."""
     whole = site.name == "aten::median" and not args
     if whole:
-        x, axis, count, keep = g.reshape(x, [-1]), 0, int(torch.tensor(site.input_shape).prod()), False
+        x, axis, count, keep = g.reshape(x, [-1]), 0, math.prod(site.input_shape), False
     else:
         *first, dim, keep = [*args, False][: 3 if site.name == "aten::kthvalue" else 2]
         axis, count = dim % site.rank, site.input_shape[dim]

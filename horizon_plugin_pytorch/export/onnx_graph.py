@@ -133,7 +133,10 @@ class OnnxGraph:
         key = (repr(value), dtype)  # numbers and lists of them come again and again
         if key not in self._numbers:
             # A Python number goes straight to its type: by way of float32 it would be rounded.
-            self._numbers[key] = self._stored(torch.tensor(value, dtype=dtype), hint)
+            number = torch.tensor(value, dtype=dtype, device="cpu")
+            if dtype is None and number.is_floating_point():  # whatever type torch takes by default
+                number = torch.tensor(value, dtype=torch.float32, device="cpu")
+            self._numbers[key] = self._stored(number, hint)
             if isinstance(value, list):
                 self._lists[self._numbers[key]] = value
         return self._numbers[key]

@@ -74,7 +74,7 @@ def _reduced(
     if reduce != "mean" or shape is None:
         return out
     ones = g.node("Expand", g.constant(1, dtype), g.constant(list(shape), torch.int64, "shape"))
-    start = g.constant(torch.full(tuple(site.output_shape), 1 if include_self else 0).to(dtype), hint="count")
+    start = g.constant(torch.full(tuple(site.output_shape), int(include_self), dtype=dtype), hint="count")
     count = g.node("ScatterElements", start, index, ones, axis=dim, reduction="add")
     return g.node("Div", out, g.node("Max", count, g.constant(1, dtype)))
 

@@ -3,10 +3,64 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
+from torch.utils import _pytree as pytree
+
+from horizon_plugin_pytorch.nested import tensors_of
+
+
+class Arguments(tuple):
+    """Arguments by position, some of which are defaults of the forward: their tensors are no inputs, but constants.
+
+    Whoever looks for tensors in it (`tensors_of`, `map_tensors`, `located`) finds those of the others.
+
+    Args:
+        values: all arguments.
+        defaults: positions of the defaults that hold tensors.
+
+    >>> import torch
+    >>> given = Arguments((torch.ones(1), torch.zeros(2)), {1})
+    >>> tensors_of(given), given.data
+    ([tensor([1.])], (tensor([1.]), None))
+    """
+
+    defaults: frozenset[int]
+
+    def __new__(cls, values: Iterable[Any], defaults: Iterable[int]) -> Arguments:
+        made = super().__new__(cls, values)
+        made.defaults = frozenset(defaults)
+        return made
+
+    @property
+    def data(self) -> tuple[Any, ...]:
+        """What a recorded program takes: nothing is in the place of its constants."""
+        return tuple(None if index in self.defaults else value for index, value in enumerate(self))
+
+
+def _apart(given: Arguments) -> tuple[list[tuple[Any, Any]], Any]:
+    """What is given, by position, and all that makes it `Arguments` again."""
+    given_by_place = [(i, value) for i, value in enumerate(given) if i not in given.defaults]
+    keyed: list[tuple[Any, Any]] = [(pytree.SequenceKey(i), value) for i, value in given_by_place]
+    return keyed, (len(given), {i: given[i] for i in given.defaults})
+
+
+def _together(values: Iterable[Any], context: Any) -> Arguments:
+    """The reverse of `_apart`."""
+    count, defaults = context
+    rest = iter(values)
+    return Arguments([defaults[i] if i in defaults else next(rest) for i in range(count)], defaults)
+
+
+def _values_apart(given: Arguments) -> tuple[list[Any], Any]:
+    """What is given without its positions, and all that makes it `Arguments` again."""
+    keyed, context = _apart(given)
+    return [value for _, value in keyed], context
+
+
+pytree.register_pytree_node(Arguments, _values_apart, _together, flatten_with_keys_fn=_apart)
 
 
 def arguments_of(
@@ -34,6 +88,8 @@ def arguments_of(
     if isinstance(given, Mapping):
         is_named = _fits(model, (), {**given, **named}) or not _fits(model, (given,), named)
         return ((), {**given, **named}) if is_named else ((given,), named)
+    if isinstance(given, Arguments):
+        return given, named
     if isinstance(given, (tuple, list)):
         return tuple(given[: _most_arguments(model)]), named
     return (given,), named
@@ -41,6 +97,8 @@ def arguments_of(
 
 def positional_arguments(model: nn.Module, given: Any) -> tuple[Any, ...]:
     """The same, all by position: what is recorded or exported has inputs in an order.
+
+    Where one is left out before another, its default is there; if that is a tensor, they are `Arguments`.
 
     >>> class Net(nn.Module):
     ...     def forward(self, image, scale=1.0): ...
@@ -57,7 +115,22 @@ def positional_arguments(model: nn.Module, given: Any) -> tuple[Any, ...]:
             f"{', '.join(bound.kwargs)}: the forward of `{type(model).__name__}` takes it by keyword only, and here "
             "arguments have an order; let the forward take it by position, too."
         )
-    return bound.args
+    given = signature.bind(**kwargs).arguments
+    constant = [i for i, (name, x) in enumerate(bound.arguments.items()) if name not in given and tensors_of(x)]
+    return Arguments(bound.args, constant) if constant else bound.args
+
+
+def data_arguments(model: nn.Module, given: Any) -> tuple[Any, ...]:
+    """The same as a program or a file takes them: without defaults that are tensors, which are constants of these.
+
+    >>> import torch
+    >>> class Net(nn.Module):
+    ...     def forward(self, image, weight=torch.ones(2), scale=1.0): ...
+    >>> data_arguments(Net(), {"scale": 0.5, "image": 5})
+    (5, None, 0.5)
+    """
+    args = positional_arguments(model, given)
+    return args.data if isinstance(args, Arguments) else args
 
 
 def _without_gaps(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> inspect.BoundArguments:

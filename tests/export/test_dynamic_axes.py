@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from typing import Any
 
 import onnx
@@ -11,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from horizon_plugin_pytorch.errors import ExportError
+from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning
+from horizon_plugin_pytorch.nested import tensors_of
+from horizon_plugin_pytorch.program import record_program
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
     FakeQuantState,
@@ -23,7 +26,7 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
-from horizon_plugin_pytorch.runtime.arguments import argument_names
+from horizon_plugin_pytorch.runtime.arguments import argument_names, data_arguments, positional_arguments
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx, export_to_onnx
 from tests.models import ZOO, make
 from tests.operators.cases import CASES
@@ -202,6 +205,172 @@ def test_an_open_length_whose_example_has_one_step(steps: int) -> None:
     file = export_quantized_onnx(quantized, (x,), io.BytesIO(), dynamic_axes={"input": {1: "time"}})
     with torch.no_grad():
         assert mismatches(run_onnx(file, [longer]), as_numbers(quantized(longer))) == 0
+
+
+class _OneLine(nn.Module):
+    """A convolution, and what a function does with its result."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.quant, self.dequant, self.conv = QuantStub(), DeQuantStub(), nn.Conv2d(4, 4, 1)
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(self.quant(x))
+        return self.dequant(self.function(y))
+
+
+def _doubled_at(axis: int) -> Any:
+    return lambda y: y + y if y.shape[axis] == 1 else y
+
+
+def _swapped(y: Tensor) -> Tensor:
+    a, b = y[:, :2], y[:, 2:]
+    left, right = (a, b) if y.shape[2] == 1 else (b, a)
+    return left - right
+
+
+def _in_one_and_the_other(y: Tensor) -> Tensor:
+    return y + y if y.shape[0] == y.shape[2] == 1 else y
+
+
+AT_ONE = {
+    "branch": (_doubled_at(2), {2: "h"}, r"of `add` depends|constant of `Mul` depends"),
+    "branch on a batch": (_doubled_at(0), {0: "n"}, "With n=1 .* is another one than the file's"),
+    "other order": (_swapped, {2: "h"}, "other operators .*With h=1 .* is another one than the file's"),
+    "squeeze of an axis": (lambda y: y.squeeze(2), {2: "h"}, r"with h=1 .* other axes .*`squeeze\(\)` drops"),
+    "squeeze": (lambda y: y.squeeze(), {2: "h"}, r"with h=1 .* other axes .*`squeeze\(\)` drops"),
+    "both": (_in_one_and_the_other, {0: "n", 2: "h"}, "With n=1, h=1 .* is another one than the file's"),
+}
+
+
+@pytest.mark.parametrize("name", AT_ONE)
+@pytest.mark.parametrize("is_zero", [False, True], ids=["data", "zeros"])
+def test_what_the_model_does_at_size_one_only_is_refused(name: str, is_zero: bool) -> None:
+    function, axes, message = AT_ONE[name]
+    x = torch.randn(1 if 0 in axes else 2, 4, 1, 8)
+    quantized = _converted(_OneLine(function), x, torch.cat([x, -x], 2) if len(axes) == 1 else x)
+    given = torch.zeros_like(x) if is_zero else x
+    with pytest.raises(ExportError, match=message):
+        export_quantized_onnx(quantized, (given,), io.BytesIO(), dynamic_axes={"input": axes})
+
+
+FOR_ALL = {
+    "convolution and sum": lambda y: y + y,
+    "an axis of channels": lambda y: y.unsqueeze(1).squeeze(1),
+    "mean": lambda y: y.mean(2, keepdim=True),
+    "pool": lambda y: F.adaptive_avg_pool2d(y, 1),
+    "flat": lambda y: y.flatten(1, 2),
+    "softmax": lambda y: torch.softmax(y.flatten(2), 1),
+    "product": lambda y: y.flatten(2) @ y.flatten(2).transpose(1, 2),
+    "expanded": lambda y: y[:, :, :1].expand(-1, -1, y.shape[2], -1) + y,
+}
+
+
+OF_A_COUNT = ("mean", "pool")  # how many numbers there are is in their factor
+
+
+@pytest.mark.parametrize(("name", "axis"), [(name, 0) for name in FOR_ALL] + [(name, 2) for name in FOR_ALL
+                                            if name not in OF_A_COUNT])  # fmt: skip
+def test_an_open_axis_of_size_one_is_taken(name: str, axis: int) -> None:
+    x = torch.randn(1, 4, 1, 8)
+    quantized = _converted(_OneLine(FOR_ALL[name]), x, x)
+    file = export_quantized_onnx(quantized, (x,), io.BytesIO(), dynamic_axes={"input": {axis: "n"}})
+    for size in (1, 2, 5):
+        shape = [size if i == axis else n for i, n in enumerate(x.shape)]
+        batch = torch.randn(shape)
+        with torch.no_grad():
+            assert mismatches(run_onnx(file, [batch]), as_numbers(quantized(batch))) == 0
+
+
+class _Unwritable(nn.Module):
+    """One sample has no ONNX form."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.pinv(x) if x.shape[0] == 1 else x
+
+
+def test_what_cannot_be_written_at_size_one_is_refused() -> None:
+    with pytest.raises(ExportError, match="with batch=1 the model cannot be written.*no ONNX form"):
+        export_to_onnx(_Unwritable(), torch.randn(2, 4), io.BytesIO(), dynamic_axes={"input": BATCH})
+
+
+def test_sizes_that_grow_in_steps_are_left_open() -> None:
+    x = torch.randn(2, 4, 8)
+    file = export_to_onnx(nn.MaxPool1d(2), x, io.BytesIO(), dynamic_axes={"input": {2: "w"}})
+    for size in (2, 5, 8):
+        batch = torch.randn(2, 4, size)
+        assert torch.equal(run_onnx(file, [batch])[0], F.max_pool1d(batch, 2))
+
+
+class _NeedsTwo(nn.Module):
+    """It takes two steps or more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] > 1, "two steps or more"
+        return x[:, 1:] - x[:, :-1]
+
+
+def test_a_model_that_does_not_run_at_size_one_is_written_for_more() -> None:
+    x = torch.randn(2, 3, 4)
+    file = export_to_onnx(_NeedsTwo(), x, io.BytesIO(), dynamic_axes={"input": {1: "time"}})
+    assert torch.equal(run_onnx(file, [x])[0], x[:, 1:] - x[:, :-1])
+
+
+def test_without_onnx_runtime_what_cannot_be_compared_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _OneLine(_doubled_at(0))
+    x = torch.randn(1, 4, 2, 8)
+    quantized = _converted(model, x, x)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.warns(QuantizationWarning, match="with n=1 the model runs other operators"):
+        export_quantized_onnx(quantized, (x,), io.BytesIO(), dynamic_axes={"input": {0: "n"}})
+
+
+def _crossed(x: Tensor) -> Tensor:
+    a, b = x.relu(), x.sigmoid()
+    return a - b if x.shape[0] % 2 else b - a
+
+
+def test_the_same_operators_on_other_values_are_refused() -> None:
+    class Crossed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return _crossed(x)
+
+    with pytest.raises(ExportError, match="runs other operators at other sizes"):
+        export_to_onnx(Crossed(), torch.randn(2, 4), io.BytesIO(), dynamic_axes={"input": BATCH})
+
+
+class _Weighted(nn.Module):
+    """Its weight may be given, and may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.quant, self.second, self.third = QuantStub(), QuantStub(), QuantStub()
+        self.dequant, self.fc = DeQuantStub(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, w: Tensor = torch.ones(4) * 3, y: Tensor | None = None) -> Tensor:  # noqa: B008
+        out = self.fc(self.quant(x)) * self.second(w)
+        return self.dequant(out if y is None else out + self.third(y))
+
+
+@pytest.mark.parametrize("axes", [None, {"x": BATCH, "y": BATCH}], ids=["fixed", "open"])
+@pytest.mark.parametrize("is_fast", [False, True], ids=["exact", "fast"])
+def test_a_default_that_is_a_tensor_is_a_constant(axes: Any, is_fast: bool) -> None:
+    given = {"x": torch.randn(2, 4), "y": torch.randn(2, 4)}
+    quantized = _converted(_Weighted(), given, given)
+    args = positional_arguments(quantized, given)
+    assert len(args) == 3 and [x is y for x, y in zip(tensors_of(args), given.values(), strict=True)] == [True, True]
+    program = record_program(quantized, given)
+    assert program.input_paths == (("x",), ("y",))
+    with torch.no_grad():
+        wanted = as_numbers(quantized(**given))
+    assert mismatches(as_numbers(program(*data_arguments(quantized, given))), wanted) == 0
+    written = io.BytesIO()
+    export_quantized_onnx(quantized, given, written, dynamic_axes=axes, fast=is_fast)
+    file = onnx.load_from_string(written.getvalue())
+    assert [x.name for x in file.graph.input] == ["x", "y"]
+    if not is_fast:
+        assert mismatches(run_onnx(file, list(given.values())), wanted) == 0
 
 
 def test_an_argument_that_is_left_out_between_two_others_has_its_default() -> None:
