@@ -6,7 +6,7 @@ import gc
 import json
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ from horizon_plugin_pytorch.program.open_sizes import with_any_count
 from horizon_plugin_pytorch.program.record import record_run
 from horizon_plugin_pytorch.program.simplify import simplified
 from horizon_plugin_pytorch.runtime.arguments import argument_names, positional_arguments
-from horizon_plugin_pytorch.runtime.located import has_default_device
+from horizon_plugin_pytorch.runtime.located import on_cpu
 
 # Fused float kernels: torch defines them by simpler operators, and those are written.
 _FUSED = tuple(
@@ -353,7 +353,7 @@ def program_to_write(model: nn.Module, args: Any, opset: int, takes_real: bool =
 @contextmanager
 def _on_cpu() -> Iterator[None]:
     """Constants have numbers to write down, also where torch makes its tensors on another device."""
-    with torch.device("cpu") if has_default_device() else nullcontext():
+    with on_cpu():
         yield
 
 

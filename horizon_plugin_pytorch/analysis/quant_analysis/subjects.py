@@ -25,7 +25,7 @@ from horizon_plugin_pytorch.nested import map_tensors
 from horizon_plugin_pytorch.program import Program
 from horizon_plugin_pytorch.program.note import note_of, value_of
 from horizon_plugin_pytorch.program.program import watching
-from horizon_plugin_pytorch.runtime.arguments import positional_arguments
+from horizon_plugin_pytorch.runtime.arguments import data_arguments
 from horizon_plugin_pytorch.watch.call_log import CallLog
 from horizon_plugin_pytorch.watch.operator_call import OperatorCall
 
@@ -147,7 +147,7 @@ class ProgramSubject(Subject):
 
     def arguments(self, batch: Any) -> tuple[Any, ...]:
         """The arguments that the graph takes, in their order."""
-        return map_tensors(lambda x: x.detach().cpu(), positional_arguments(self._like, batch))
+        return map_tensors(lambda x: x.detach().cpu(), data_arguments(self._like, batch))
 
     def run(self, batch: Any) -> Any:
         if self._infer is not None:
