@@ -10,7 +10,7 @@ from functools import partial
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from horizon_plugin_pytorch.asking.owners import USER, is_user_code, line_of, owner_of
+from horizon_plugin_pytorch.asking.owners import USER, is_package_code, is_user_code, line_of, owner_of
 
 
 def is_user_function(function: Any) -> bool:
@@ -31,6 +31,16 @@ def is_library_function(function: Any) -> bool:
     """
     code = getattr(function, "__code__", None)
     return code is not None and owner_of(code.co_filename) != USER
+
+
+def is_package_function(function: Any) -> bool:
+    """Is it code of this package, and not only of its name, which `functools.wraps` gives to others?
+
+    >>> is_package_function(is_package_function), is_package_function(print)
+    (True, False)
+    """
+    code = getattr(function, "__code__", None)
+    return code is not None and is_package_code(code.co_filename)
 
 
 def definition_line(function: Any) -> str:

@@ -16,7 +16,7 @@ from torch.nn.modules import module as torch_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from horizon_plugin_pytorch.asking.owners import is_package_code
+from horizon_plugin_pytorch.asking.functions import is_package_function
 from horizon_plugin_pytorch.asking.who import package_asks
 from horizon_plugin_pytorch.errors import (
     OperatorInputError,
@@ -187,8 +187,7 @@ class PlacedModule(Successor):
         if owner is not cls:  # whose forward somebody may have replaced
             cls._known_forward = vars(owner).get("_known_forward")
             return
-        code = getattr(cls.forward, "__code__", None)  # `functools.wraps` copies the name and module, not this
-        cls._known_forward = cls.forward if code is not None and is_package_code(code.co_filename) else None
+        cls._known_forward = cls.forward if is_package_function(cls.forward) else None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._fixed is not None and name in self._fixed.values:
