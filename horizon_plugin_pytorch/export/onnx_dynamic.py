@@ -200,10 +200,12 @@ def _spelled(sizes: Mapping[str, int]) -> str:
 
 
 def _with_one(axes: Sequence[Axis], base: Mapping[str, int], tensors: Sequence[Tensor]) -> list[dict[str, int]]:
-    """Each axis alone at size 1; and those together that have it in the example."""
-    found = [{**base, axis.label: 1} for axis in axes]
+    """Each axis at size 1, alone, beside those that have it in the example, and with all others."""
     single = {axis.label: 1 for axis in axes for index, dim in axis.uses[:1] if tensors[index].shape[dim] == 1}
-    return [*found, {**base, **single}] if len(single) > 1 else found
+    found = [{**base, axis.label: 1} for axis in axes]
+    found += [{**base, **single, axis.label: 1} for axis in axes if single]
+    found.append(dict.fromkeys(base, 1))
+    return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]]
 
 
 def _built_alone(build: Callable[[Any], Any], given: Any, sizes: Mapping[str, int]) -> Any:

@@ -34,6 +34,9 @@ class Arguments(tuple):
         made.defaults = frozenset(defaults)
         return made
 
+    def __reduce__(self) -> tuple:
+        return Arguments, (tuple(self), self.defaults)
+
     @property
     def data(self) -> tuple[Any, ...]:
         """What a recorded program takes: nothing is in the place of its constants."""

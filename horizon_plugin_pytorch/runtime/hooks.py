@@ -46,6 +46,14 @@ def keep(register: Callable[..., RemovableHandle], function: Callable[..., Any],
     hook.number = register(hook, **options).id
 
 
+def forward_of(module: nn.Module) -> tuple:
+    """What a call of a module runs, to compare with later: the forward of its class, and hooks.
+
+    A forward of its own is among its attributes.
+    """
+    return type(module).forward, dict(module._forward_pre_hooks), dict(module._forward_hooks)
+
+
 def drop_kept(module: nn.Module, function: Callable[..., Any]) -> None:
     """Take the hooks that `keep` registered for a function from a module that does without."""
     hooks = [*module._forward_pre_hooks.items(), *module._forward_hooks.items()]

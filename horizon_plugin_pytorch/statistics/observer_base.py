@@ -175,7 +175,7 @@ class ObserverBase(nn.Module):
         if is_per_channel and ch_axis < 0:
             raise QuantizationConfigError(f"`{name}`: per_channel_symmetric needs ch_axis >= 0, got {ch_axis}.")
         length = channel_len if is_per_channel else 1
-        kwargs = factory_kwargs or {}
+        kwargs = {"dtype": torch.float32} | (factory_kwargs or {})
         self.register_buffer("min_val", torch.full((length,), math.inf, **kwargs))
         self.register_buffer("max_val", torch.full((length,), -math.inf, **kwargs))
         # At once: a model has hundreds of observers, and `nn.Module.__setattr__` takes long to see an ordinary value.

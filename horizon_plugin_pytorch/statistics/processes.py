@@ -39,7 +39,7 @@ def require_same(mine: dict[str, str], who: str, device: torch.device) -> None:
     """
     text = repr(list(mine.items())).encode()
     number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 2
-    ends = torch.tensor([number, -number], device=device)
+    ends = torch.tensor([number, -number], dtype=torch.int64, device=device)
     all_reduce(ends, dist.ReduceOp.MIN, who)
     if int(ends[0]) == -int(ends[1]):
         return

@@ -31,7 +31,9 @@ _HALF = 16
 _OFF = 0.05, 0.08
 _FOLDED, _OFF_FOLDED = 1 / 160, 0.2  # a share of the values; a fold lies a few steps from 0, and one step is a fifth
 _ENOUGH = 1 << 13  # values of which a share of one bin says that they fold
-_SPIKE, _NO_BINS = 1 / 25, np.zeros(0, dtype=np.int64)  # a share of the values that are points to a search
+_SPIKE, _SEVERAL = 1 / 25, 16  # a share of the values, and how many there have to be: they are points to a search
+_FINE = PER_OCTAVE // 4  # steps up to the end of a range, which bins are finer than
+_NO_BINS = np.zeros(0, dtype=np.int64)
 _NARROW = 1 << 31  # sums of fewer values fit 32 bits
 
 
@@ -199,7 +201,8 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
     if len(narrow) > 1 and (spread is None or not error < spread.clipped(float(narrow[0]))):
         other, less = best(narrow, spread)
         found = other if less < error else found
-    is_folded = not is_even and counted.has_fold
+    spikes = _NO_BINS if is_even else _spikes(counted, high)
+    is_folded = len(spikes) > 0 or (not is_even and counted.has_fold)
     off = _OFF_FOLDED if is_folded else _OFF[int(found < wide[-1])]
     reach = whole * stride / 100 if is_even else found * off
     lowest, highest = max(found - reach, reach / 8), min(found + reach, whole)
@@ -210,7 +213,6 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
     is_uneven = is_folded or counted.is_uneven
     inside = _SMOOTH if is_uneven or counted.total < _MANY else _INSIDE
     octaves = (counted.octave(lowest * high), counted.octave(highest * high)) if is_folded else (octave, octave)
-    spikes = _spikes(counted) if is_folded else _NO_BINS
     if len(spikes):
         points = _points(counted, counts, spikes, low, high)
         counts = counts.copy()
@@ -244,10 +246,15 @@ def _lowest_point(scales: np.ndarray, errors: np.ndarray) -> float:
     return float(scales[place]) + float(scales[1] - scales[0]) * (before - after) / (2 * bend if bend > 0 else math.inf)
 
 
-def _spikes(counted: Counted) -> np.ndarray:
-    """Bins with so many of the values, as of a background that is the same everywhere, that their place counts."""
-    most = counted.counts[1 : counted.bin(_NEAR_END * counted.largest)] > _SPIKE * counted.total
-    return (most.nonzero()[0] + 1) if most.any() else _NO_BINS
+def _spikes(counted: Counted, high: int) -> np.ndarray:
+    """Bins with so many of the values, as of a background that is the same everywhere, that their place counts.
+
+    None where bins are wider than steps, as those of int16 are: then nobody knows where on the grid a value lies.
+    """
+    least = _SPIKE * counted.total
+    if high > _FINE or least < _SEVERAL or counted.counts[1:].max() <= least:
+        return _NO_BINS
+    return (counted.counts[1:] > least).nonzero()[0] + 1
 
 
 def _points(counted: Counted, counts: np.ndarray, filled: np.ndarray, low: int, high: int) -> np.ndarray:

@@ -390,3 +390,16 @@ def test_an_argument_that_is_left_out_between_two_others_has_its_default() -> No
     assert [x.name for x in file.graph.input] == ["x", "h"]
     with torch.no_grad():
         assert mismatches(run_onnx(file, list(given.values())), as_numbers(quantized(**given))) == 0
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 16), (1, 6, 16), (2, 1, 16), (1, 1, 16)], ids=str)
+@pytest.mark.parametrize("name", ["squeeze", "branch"])
+def test_axes_that_are_of_size_one_together_are_compared(name: str, shape: tuple[int, ...]) -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if name == "squeeze":
+                return x.flatten(0, 1).squeeze().mean(-1)
+            return x * 2 if x.shape[0] * x.shape[1] > 1 else x * 3
+
+    with pytest.raises(ExportError, match=r"[wW]ith b=1, t=1"):
+        export_to_onnx(Net(), torch.randn(shape), io.BytesIO(), input_names=["x"], dynamic_axes={"x": {0: "b", 1: "t"}})

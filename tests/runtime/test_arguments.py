@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from horizon_plugin_pytorch.quantization import (
     get_default_qconfig,
     prepare_qat_fx,
 )
+from horizon_plugin_pytorch.runtime.arguments import Arguments
 from tests.routes import calibrate
 
 INT8 = {"": get_default_qconfig()}
@@ -62,3 +65,9 @@ def test_options_of_the_compiler_are_told(option: dict, capsys: pytest.CaptureFi
     model = convert_fx(calibrate(prepare_qat_fx(wrapped(), INT8), (X,)))
     with pytest.warns(QuantizationWarning, match=f"{next(iter(option))} changes nothing"):
         check_model(model, (X,), **option)
+
+
+def test_arguments_of_which_some_are_defaults_are_copied_and_pickled() -> None:
+    given = Arguments((torch.ones(1), torch.zeros(2)), {1})
+    for copied in (copy.copy(given), copy.deepcopy(given), pickle.loads(pickle.dumps(given))):
+        assert type(copied) is Arguments and copied.defaults == {1} and torch.equal(copied[1], given[1])

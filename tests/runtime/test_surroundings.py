@@ -195,7 +195,7 @@ def _warm(form: str, images: Tensor) -> nn.Module:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["first", "second"])
-def test_integers_follow_a_weight_that_is_computed(name: str) -> None:
+def test_integers_follow_a_weight_that_is_computed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     images = _images()
     model = _warm("VALIDATION", images)
     layer: Any = getattr(model, name)
@@ -221,6 +221,8 @@ def test_integers_follow_a_weight_that_is_computed(name: str) -> None:
         put_in_another,
         set_sign,
         lambda: layer.parametrizations.weight[0].eval(),
+        lambda: layer.parametrizations.weight[0].register_forward_hook(lambda m, args, out: out * 0.5),
+        lambda: monkeypatch.setattr(Scaled, "forward", lambda self, weight: weight * 0.9),
     ]
     before = None
     for change in changes:
@@ -416,6 +418,17 @@ def test_a_layer_that_takes_inplace_and_has_a_forward_of_torchs_writes_to_nothin
     model = prepared(net, [images])
     for form in (model, convert_fx(model)):
         assert torch.allclose(form(images), net(images), atol=0.05)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("what", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_models_that_are_prepared_under_another_default_type_are_the_same(what: torch.dtype) -> None:
+    net, images = Chain().eval(), _images()
+    wanted = calibrate(prepared_on("SYMBOLIC", net, [images]), [images])
+    with _default(what):
+        model = prepared_on("SYMBOLIC", net, [images])
+    for (name, x), y in zip(calibrate(model, [images]).state_dict().items(), wanted.state_dict().values(), strict=True):
+        assert x.dtype is y.dtype and torch.equal(x, y), name
 
 
 @torch.no_grad()

@@ -155,3 +155,28 @@ def test_scales_on_whose_grid_a_background_lies_are_found(
 
     tried = torch.linspace(0.4, 1.0, 1201) * float(x.abs().max()) / 127
     assert error(Sketch.of(x).best_scale(-128, 127)) <= 1.08 * min(map(error, tried.tolist()))
+
+
+@pytest.mark.parametrize("place", [0.9945, 0.97, 0.6])
+def test_a_background_near_the_end_of_the_range(place: float) -> None:
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(2)).square()
+    end = float(x.max())
+    x[:7000], x[7000:11_000], x[11_000:16_600], x[-1] = 0, 1.87875, end * place, end
+
+    def error(scale: float) -> float:
+        return float(((x / scale).round().clamp(-128, 127) * scale - x).double().square().sum())
+
+    tried = torch.linspace(0.4, 1.0, 1201) * end / 127
+    assert error(Sketch.of(x).best_scale(-128, 127)) <= 1.08 * min(map(error, tried.tolist()))
+
+
+def test_where_bins_are_wider_than_steps_no_value_has_a_place_on_the_grid() -> None:
+    """With int16 each of many backgrounds would bring thousands of ranges to look at."""
+    x = torch.randn(100_000, generator=torch.Generator().manual_seed(1)).relu()
+    x[:9000], x[9000:40_000] = 0.37, 0.5069
+
+    def error(scale: float) -> float:
+        return float(((x.double() / scale).round().clamp(-32768, 32767) * scale - x.double()).square().sum())
+
+    assert error(Sketch.of(x).best_scale(-32768, 32767)) <= 1.05 * error(float(x.max()) / 32767)
+    assert not len(search._spikes(Sketch.of(x).counted(), 32767)) and len(search._spikes(Sketch.of(x).counted(), 127))

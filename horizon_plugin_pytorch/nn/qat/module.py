@@ -19,6 +19,7 @@ from horizon_plugin_pytorch.nn.qat.notes import ModelNotes
 from horizon_plugin_pytorch.nn.quantized.module import QuantizedModule, require_float32
 from horizon_plugin_pytorch.qtensor import QTensor, bool_qtensor, exact_qtensor
 from horizon_plugin_pytorch.running import asked_in_forward
+from horizon_plugin_pytorch.runtime.hooks import forward_of
 from horizon_plugin_pytorch.runtime.located import QUICK, PlacedModule
 from horizon_plugin_pytorch.runtime.real_tensor import RealOutput, unmarked
 from horizon_plugin_pytorch.statistics.cache import Cache, plain_attributes
@@ -208,7 +209,7 @@ class QATModule(PlacedModule):
             if isinstance(child, FakeQuantize):
                 facts.append(child.format)
         for part in self.float_parts():
-            facts += [part, plain_attributes(part)]
+            facts += [part, plain_attributes(part), *forward_of(part)]
         return tuple(facts)
 
     def exact(

@@ -10,6 +10,7 @@ from torch import nn
 from horizon_plugin_pytorch.fake_quant import base as fake_quantize_base
 from horizon_plugin_pytorch.nn.quantized.quick_call import QuickCall
 from horizon_plugin_pytorch.qtensor import QTensor
+from horizon_plugin_pytorch.runtime.hooks import forward_of
 from horizon_plugin_pytorch.runtime.located import QUICK
 from horizon_plugin_pytorch.statistics.cache import Settings
 
@@ -30,7 +31,7 @@ class QuickTwin:
         self._twin, self._call, self._children = twin, call, dict(layer._modules)
         self._formats = [(child, child.format) for child in layer.fake_quantizers()]
         self._settings = Settings(layer)
-        self._others = [(part, Settings(part), dict(part._modules)) for part in others]
+        self._others = [(part, Settings(part), dict(part._modules), forward_of(part)) for part in others]
 
     @classmethod
     def of(cls, layer: Any, twin: Any) -> QuickTwin | None:
@@ -47,8 +48,8 @@ class QuickTwin:
             return None
         if layer._modules != self._children or not self._settings.are_of(layer):
             return None
-        for part, settings, children in self._others:
-            if not settings.are_of(part) or part._modules != children:
+        for part, settings, children, forward in self._others:
+            if not settings.are_of(part) or part._modules != children or forward_of(part) != forward:
                 return None
         for quantizer, format in self._formats:
             if not quantizer.is_exact or quantizer.format != format:
