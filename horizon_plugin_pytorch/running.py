@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -122,10 +122,18 @@ class Run:
         return module
 
 
+class _Forward(NamedTuple):
+    """A forward of a model whose code nobody saw before."""
+
+    number: int
+    model: nn.Module
+    call: CallInProgress
+
+
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.runs: list[Run] = []
-        self.forwards: list[tuple[int, nn.Module, CallInProgress]] = []
+        self.forwards: list[_Forward] = []
 
 
 _THREAD = _Thread()
@@ -134,10 +142,10 @@ _THREAD = _Thread()
 _NUMBERS = itertools.count(1)
 
 
-def _forwards() -> list[tuple[int, nn.Module, CallInProgress]]:
+def _forwards() -> list[_Forward]:
     """The forwards that run; those that ended where torch calls no hooks, as after a KeyboardInterrupt, do no more."""
     forwards = _THREAD.forwards
-    while forwards and forwards[-1][2].is_over():
+    while forwards and forwards[-1].call.is_over():
         forwards.pop()
     return forwards
 
@@ -145,20 +153,20 @@ def _forwards() -> list[tuple[int, nn.Module, CallInProgress]]:
 def current_forward() -> int:
     """The number of the forward that runs, of a model whose code nobody saw before; 0 if there is none."""
     forwards = _forwards()
-    return forwards[-1][0] if forwards else 0
+    return forwards[-1].number if forwards else 0
 
 
 def begin_forward(model: nn.Module) -> int:
     """A forward of such a model begins: its number is greater than all before."""
     number = next(_NUMBERS)
-    _forwards().append((number, model, CallInProgress()))
+    _forwards().append(_Forward(number, model, CallInProgress()))
     return number
 
 
 def end_forward() -> None:
     """It has ended, and the one that called it goes on; one that raised may be forgotten already."""
     forwards = _forwards()
-    if forwards and forwards[-1][2].is_this():
+    if forwards and forwards[-1].call.is_this():
         forwards.pop()
 
 
@@ -168,13 +176,13 @@ HYBRID = "_runs_functions_in_float"  # an attribute of such a model: functions w
 def is_hybrid() -> bool:
     """May functions that know no scales take quantized tensors, as real values?"""
     forwards = _forwards()
-    return bool(forwards) and HYBRID in forwards[-1][1].__dict__
+    return bool(forwards) and HYBRID in forwards[-1].model.__dict__
 
 
 def is_of_model(x: Any) -> bool:
     """Is something a parameter or buffer of the model whose forward is numbered?"""
     forwards = _forwards()
-    model = forwards[-1][1] if forwards else None
+    model = forwards[-1].model if forwards else None
     return model is not None and any(x is own for own in itertools.chain(model.parameters(), model.buffers()))
 
 

@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 import torch
 
+from horizon_plugin_pytorch.fixed_point import use_integer_kernels
 from horizon_plugin_pytorch.march import March, get_march, set_march
 from tests import tiers
 
@@ -74,12 +75,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def march() -> Iterator[March]:
-    """Every test starts with the same march and seed, and leaves the march as it was."""
+    """Every test starts with the same march and seed; march and integer kernels are left as they were."""
     before = get_march()
     set_march(March.BAYES)
     _TORCH_RANDOM.seed(0)
     yield March.BAYES
     set_march(before)
+    use_integer_kernels(None)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

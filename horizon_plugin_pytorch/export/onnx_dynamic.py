@@ -4,8 +4,7 @@ The model is written at several sizes. Where these files differ, in constants su
 constant is computed of the sizes of the inputs when the file runs; what cannot be computed so depends on the size in a
 way that a file cannot have, and is refused with its place in the model.
 
-Size 1 is apart: operators drop such axes, or do nothing, where with more they do not. Where the file at size 1 is not
-plainly the one for all sizes, both run in ONNX Runtime, and must give the same.
+Size 1 is apart (`onnx_at_one.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import ast
 import copy
 import itertools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +20,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from horizon_plugin_pytorch.errors import ExportError, HorizonError, QuantizationWarning, at, listed, warn
+from horizon_plugin_pytorch.errors import ExportError, HorizonError, at
+from horizon_plugin_pytorch.export.onnx_at_one import (
+    AtOneError,
+    built_alone,
+    compare_axes,
+    compare_numbers,
+    is_of_inputs,
+    spelled,
+)
 from horizon_plugin_pytorch.nested import map_tensors
 
 _LONG = 20  # at this size a loop over an axis is one in the file, also if its first steps are others
@@ -129,16 +135,12 @@ def with_dynamic_axes(
         except _OtherOperatorsError as error:
             try:  # steps that repeat are a loop, of any length, where there are enough of them
                 return _one_file(build, args, tensors, _longer(axes), tolerance)
-            except _AtOneError:
+            except AtOneError:
                 raise
             except HorizonError:
                 raise ExportError(str(error)) from None
-    except _AtOneError as error:
+    except AtOneError as error:
         raise ExportError(str(error)) from error.__cause__
-
-
-class _AtOneError(ExportError):
-    """The file does not give what the model gives where an axis has size 1."""
 
 
 class _OtherOperatorsError(ExportError):
@@ -170,33 +172,22 @@ def _one_file(
         try:
             models.append(build(_resized(args, tensors, axes, sizes)))
         except HorizonError as error:
-            if isinstance(error, ExportError) and not _is_of_inputs(error):
+            if isinstance(error, ExportError) and not is_of_inputs(error):
                 raise
             raise ExportError(
-                f"dynamic_axes: the model does not run with {_spelled(sizes)}. Axes that must be of one size need one "
-                "name, as in "
-                f"{{'image': {{0: 'batch'}}, 'prior': {{0: 'batch'}}}}. {error}"
+                f"dynamic_axes: the model does not run with {spelled(sizes)}. Axes that must be of one size need one "
+                f"name, as in {{'image': {{0: 'batch'}}, 'prior': {{0: 'batch'}}}}. {error}"
             ) from error
     file = _Merged(models, variants, axes).model()
     for sizes in _with_one(axes, base, tensors):
-        alone = _built_alone(build, _resized(args, tensors, axes, sizes), sizes)
+        alone = built_alone(build, _resized(args, tensors, axes, sizes), sizes)
         if alone is None:
             continue
-        _compare_axes(file, alone, sizes)
-        difference = _Merged([*models, alone], [*variants, sizes], axes).difference()
+        compare_axes(file, alone, sizes)
+        difference = _Merged([*models, alone], [*variants, sizes], axes, is_trial=True).difference()
         if difference is not None:
-            _compare_numbers(file, alone, _resized(list(tensors), tensors, axes, sizes), sizes, tolerance, difference)
+            compare_numbers(file, alone, _resized(list(tensors), tensors, axes, sizes), sizes, tolerance, difference)
     return file
-
-
-def _is_of_inputs(error: HorizonError) -> bool:
-    """Does the model itself not take the inputs?"""
-    return not isinstance(error, ExportError) or "does not run on the example inputs" in str(error)
-
-
-def _spelled(sizes: Mapping[str, int]) -> str:
-    """Sizes as they are said: ``batch=1, time=3``."""
-    return ", ".join(f"{label}={size}" for label, size in sizes.items())
 
 
 def _with_one(axes: Sequence[Axis], base: Mapping[str, int], tensors: Sequence[Tensor]) -> list[dict[str, int]]:
@@ -208,115 +199,21 @@ def _with_one(axes: Sequence[Axis], base: Mapping[str, int], tensors: Sequence[T
     return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]]
 
 
-def _built_alone(build: Callable[[Any], Any], given: Any, sizes: Mapping[str, int]) -> Any:
-    """The file at sizes of which one is 1; None if the model does not run there."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they were told, or are of a size that the user has not given
-            return build(given)
-    except ExportError as error:
-        if _is_of_inputs(error):
-            return None
-        raise _AtOneError(
-            f"dynamic_axes: with {_spelled(sizes)} the model cannot be written, and with more it can: the file would "
-            f"give something else there. {error}"
-        ) from error
-    except Exception:  # of the model's own code, which need not take this size
-        return None
-
-
-def _compare_axes(file: Any, alone: Any, sizes: Mapping[str, int]) -> None:
-    """Insist that the outputs at size 1 are those of other sizes, and have their axes."""
-    outputs, wanted = file.graph.output, alone.graph.output
-    if [x.name for x in outputs] != [x.name for x in wanted]:
-        raise _AtOneError(
-            f"dynamic_axes: with {_spelled(sizes)} the model gives {listed(repr(x.name) for x in wanted)}, and the "
-            f"file {listed(repr(x.name) for x in outputs)}, as a branch on a size does. Let the model give the same "
-            f"for all sizes, or leave {_ones(sizes)} out of dynamic_axes."
-        )
-    for output, known in zip(outputs, wanted, strict=True):
-        if len(output.type.tensor_type.shape.dim) != len(known.type.tensor_type.shape.dim):
-            raise _AtOneError(
-                f"dynamic_axes: with {_spelled(sizes)} the model's output {output.name!r} has other axes than with "
-                "more, as `squeeze()` drops every axis of size 1; the file keeps them. Name the axes that are meant, "
-                f"as in `x.squeeze(-1)`, or leave {_ones(sizes)} out of dynamic_axes."
-            )
-
-
-def _compare_numbers(
-    file: Any, alone: Any, tensors: Sequence[Tensor], sizes: Mapping[str, int], tolerance: float, why: str
-) -> None:
-    """Insist that a file gives in ONNX Runtime what the file of one size gives; one that does not run is left alone.
+class _Merged:
+    """Files of one model at several sizes, made one.
 
     Args:
-        why: how the operators of the two differ.
+        models, sizes: the files, and what they are written for.
+        is_trial: is the last one only to be compared? It is at size 1; see `difference`.
     """
-    try:
-        import onnxruntime  # noqa: F401 - an extra
-    except ImportError:
-        warn(
-            f"dynamic_axes: with {_spelled(sizes)} the model runs other operators than with more, and there is no ONNX "
-            "Runtime here to see whether the file gives the same (pip install onnxruntime). Compare its outputs with "
-            "the model's at this size before you use them.",
-            QuantizationWarning,
-        )
-        return
-    given = [_telling(x) for x in tensors]
-    wanted, found = _values(alone, given), _values(file, given)
-    if wanted is None or found is None:
-        return
-    for output, a, b in zip(file.graph.output, wanted, found, strict=True):
-        if not _is_close(a, b, tolerance):
-            raise _AtOneError(
-                f"{why} With {_spelled(sizes)} the model's output {output.name!r} is another one than the file's "
-                "(dynamic_axes)."
-            )
 
-
-def _telling(x: Tensor) -> np.ndarray:
-    """An example input; random numbers in the place of real ones that are all equal, which would tell nothing."""
-    array = x.detach().cpu().numpy()
-    if array.dtype.kind != "f" or (array.size and not (array == array.flat[0]).all()):
-        return array
-    return np.random.default_rng(0).standard_normal(array.shape).astype(array.dtype)
-
-
-def _values(file: Any, given: Sequence[np.ndarray]) -> list[np.ndarray] | None:
-    """What a file gives in ONNX Runtime; None if that cannot run it."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    feed = {port.name: x for port, x in zip(file.graph.input, given, strict=True)}
-    try:
-        session = onnxruntime.InferenceSession(file.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return [np.asarray(x) for x in session.run(None, feed)]
-    except Exception:  # its own exceptions have no common class
-        return None
-
-
-def _is_close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
-    """Integers must be equal; real numbers lie within a tolerance, as fractions of the largest."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if a.dtype.kind != "f" or not a.size:
-        return bool((a == b).all())
-    a, b = a.astype(np.float64), b.astype(np.float64)
-    largest = np.abs(a[np.isfinite(a)]).max(initial=0.0)
-    return bool(np.allclose(a, b, rtol=0.0, atol=tolerance * largest, equal_nan=True))
-
-
-def _ones(sizes: Mapping[str, int]) -> str:
-    """The names of the axes of size 1."""
-    return listed(repr(label) for label, size in sizes.items() if size == 1)
-
-
-class _Merged:
-    """Files of one model at several sizes, made one."""
-
-    def __init__(self, models: Sequence[Any], sizes: Sequence[Mapping[str, int]], axes: Sequence[Axis]) -> None:
+    def __init__(
+        self,
+        models: Sequence[Any],
+        sizes: Sequence[Mapping[str, int]],
+        axes: Sequence[Axis],
+        is_trial: bool = False,
+    ) -> None:
         from onnx import numpy_helper
 
         models = [copy.deepcopy(models[0]), *models[1:]]  # into which what changes is written
@@ -324,7 +221,7 @@ class _Merged:
         self._constants = [{x.name: numpy_helper.to_array(x) for x in m.graph.initializer} for m in models]
         self._graph = models[0].graph
         self._values: list[dict[str, int]] = [{} for _ in models]  # by name; the same number is the same value
-        self._bound, self._is_trial = 0, False
+        self._bound, self._is_trial = 0, is_trial
         for ports in zip(*(model.graph.input for model in models), strict=True):
             self._bind([port.name for port in ports])
         self._nodes: list[Any] = []  # what computes sizes
@@ -356,7 +253,6 @@ class _Merged:
 
     def difference(self) -> str | None:
         """Why the last file is not the one that is made of the others; None if it is."""
-        self._is_trial = True
         try:
             self._compare_all([model.graph.node for model in self._models])
         except ExportError as error:

@@ -47,7 +47,7 @@ from horizon_plugin_pytorch.program.open_sizes import with_any_count
 from horizon_plugin_pytorch.program.record import record_run
 from horizon_plugin_pytorch.program.simplify import simplified
 from horizon_plugin_pytorch.runtime.arguments import argument_names, positional_arguments
-from horizon_plugin_pytorch.runtime.located import on_cpu
+from horizon_plugin_pytorch.runtime.surroundings import on_cpu
 
 # Fused float kernels: torch defines them by simpler operators, and those are written.
 _FUSED = tuple(
@@ -346,15 +346,8 @@ def _built(
 def program_to_write(model: nn.Module, args: Any, opset: int, takes_real: bool = False) -> Program:
     """The program of a model, in operators that have an ONNX form."""
     program = _recorded(model, args, takes_real)
-    with _on_cpu():
-        return simplified(program, _FUSED if opset >= 16 else _FUSED + _SAMPLING)
-
-
-@contextmanager
-def _on_cpu() -> Iterator[None]:
-    """Constants have numbers to write down, also where torch makes its tensors on another device."""
     with on_cpu():
-        yield
+        return simplified(program, _FUSED if opset >= 16 else _FUSED + _SAMPLING)
 
 
 def require_written(program: Program) -> None:
@@ -363,7 +356,7 @@ def require_written(program: Program) -> None:
     Raises:
         ExportError: one of them has no ONNX form.
     """
-    with _on_cpu():
+    with on_cpu():
         program = simplified(program, _FUSED)
     _with_operators(program, [f"input_{index}" for index, _ in enumerate(program.placeholders)], [], OPSET)
 
@@ -456,7 +449,7 @@ def _with_operators(
     exporter = _Exporter(program, opset, inputs + outputs, is_fast, fewest, is_sized)
     for name, node in zip(inputs, program.placeholders, strict=True):
         exporter.bind(node, exporter.graph.add_input(name, value_of(node).dtype, value_of(node).shape))
-    with _on_cpu():
+    with on_cpu():
         for node in program.graph.nodes:
             if node.op == "call_function":
                 exporter.add(node)

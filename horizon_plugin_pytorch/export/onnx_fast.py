@@ -7,12 +7,12 @@ import platform
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.export.onnx_export import build_onnx, chosen_opset, program_to_write, write_fast
+from horizon_plugin_pytorch.export.onnx_session import run_file
 from horizon_plugin_pytorch.export.second_opinion import giving_all
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program import Program
@@ -97,17 +97,13 @@ def _compared(program: Program, args: Any, opset: int, file: Any) -> FastReport:
 
     every, names = giving_all(program)
     watched, layers = write_fast(every, [f"value_{i}" for i in range(len(names))], opset)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(watched.SerializeToString(), options, providers=["CPUExecutionProvider"])
     given = [x.detach().cpu().numpy() for x in tensors_of(args)]
-    feed = {port.name: x for port, x in zip(session.get_inputs(), given, strict=True)}
-    found = dict(zip(names, session.run(None, feed), strict=True))
+    found = dict(zip(names, run_file(watched, given, is_optimized=True), strict=True))
     differing = integers = 0
     for node, value in program.run(*args):
         known = note_of(node).value if node.op == "call_function" else None
         if known is not None and known.quantization is not None and node.name in found:
-            differing += int((torch.from_numpy(np.asarray(found[node.name])) != value).sum())
+            differing += int((torch.from_numpy(found[node.name]) != value).sum())
             integers += value.numel()
     checked = f"ONNX Runtime {onnxruntime.__version__}, {platform.machine()}"
     return FastReport(not layers, differing, integers, layers, checked, file)

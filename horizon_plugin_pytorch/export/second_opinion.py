@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx
 
 from horizon_plugin_pytorch.errors import ExportError
 from horizon_plugin_pytorch.export.onnx_export import write_program
+from horizon_plugin_pytorch.export.onnx_session import run_file
 from horizon_plugin_pytorch.nested import tensors_of
 from horizon_plugin_pytorch.program import Program
 from horizon_plugin_pytorch.program.memory import plain
@@ -27,24 +27,16 @@ def values_in_onnx_runtime(program: Program, args: Any) -> dict[str, Tensor]:
     Raises:
         ExportError: an operator has no ONNX form, or the packages are missing.
     """
+    watched, names = giving_all(program)
+    model = write_program(watched, None, [f"value_{i}" for i in range(len(names))], has_loops=False)
     try:
-        import onnxruntime
+        results = run_file(model, [plain(x).detach().cpu().numpy() for x in tensors_of(args)])
     except ImportError as error:
         raise ExportError(
             "the comparison with ONNX Runtime needs the package `onnxruntime`: pip install "
             "'horizon-plugin-pytorch[onnx]', or give `compare_with_hbdk_parser=False`."
         ) from error
-    watched, names = giving_all(program)
-    model = write_program(watched, None, [f"value_{i}" for i in range(len(names))], has_loops=False)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    given = [plain(x).detach().cpu().numpy() for x in tensors_of(args)]
-    feed = {port.name: x for port, x in zip(session.get_inputs(), given, strict=True)}
-    results = session.run(None, feed)
-    return {name: torch.from_numpy(np.array(x)) for name, x in zip(names, results, strict=True)}
+    return {name: torch.from_numpy(x) for name, x in zip(names, results, strict=True)}
 
 
 def giving_all(program: Program) -> tuple[Program, list[str]]:

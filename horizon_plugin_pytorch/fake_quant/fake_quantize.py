@@ -21,12 +21,13 @@ from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.function_handlers import is_backward
 from horizon_plugin_pytorch.qtensor import QTensor, real_qtensor
 from horizon_plugin_pytorch.statistics.cache import Cache
+from horizon_plugin_pytorch.statistics.ends import ends_of_rows
 from horizon_plugin_pytorch.statistics.observer import (
     CalibObserver,
     MovingAverageMinMaxObserver,
     MovingAveragePerChannelMinMaxObserver,
 )
-from horizon_plugin_pytorch.statistics.observer_base import ends_of_rows, is_asynchronous
+from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.statistics.partial import Partial, show_signature
 from horizon_plugin_pytorch.untraced import is_traced, untraced
 

@@ -13,7 +13,8 @@ from horizon_plugin_pytorch.compiled.choice import passes
 from horizon_plugin_pytorch.compiled.passes import NO_LIMITS, is_plain, is_serial
 from horizon_plugin_pytorch.fake_quant.route import is_written
 from horizon_plugin_pytorch.fixed_point.library import operator
-from horizon_plugin_pytorch.statistics.observer_base import ends_of_rows, is_asynchronous
+from horizon_plugin_pytorch.statistics.ends import ends_of_rows
+from horizon_plugin_pytorch.statistics.observer_base import is_asynchronous
 from horizon_plugin_pytorch.untraced import applied, is_traced, untraced
 
 _AT_ONCE = 1 << 17  # values that stay in the cache from one of several passes to the next

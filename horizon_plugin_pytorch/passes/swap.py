@@ -48,8 +48,9 @@ from horizon_plugin_pytorch.qat_mode import ConsistencyStrategy
 from horizon_plugin_pytorch.runtime.children import list_parameters
 from horizon_plugin_pytorch.runtime.fixed_settings import CONVERTED, PREPARED, FixedSettings
 from horizon_plugin_pytorch.runtime.hooks import copy_hooks, drop_hooks, drop_kept
-from horizon_plugin_pytorch.runtime.located import PlacedModule, on_cpu
+from horizon_plugin_pytorch.runtime.located import PlacedModule
 from horizon_plugin_pytorch.runtime.node_notes import notes
+from horizon_plugin_pytorch.runtime.surroundings import on_cpu
 
 _OURS = frozenset((*dir(QATModule), *dir(PlacedModule)))  # attributes that this package gives a module
 

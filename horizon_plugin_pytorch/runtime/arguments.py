@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from horizon_plugin_pytorch.nested import tensors_of
 
 
-class Arguments(tuple):
+class WithDefaults(tuple):
     """Arguments by position, some of which are defaults of the forward: their tensors are no inputs, but constants.
 
     Whoever looks for tensors in it (`tensors_of`, `map_tensors`, `located`) finds those of the others.
@@ -22,20 +22,20 @@ class Arguments(tuple):
         defaults: positions of the defaults that hold tensors.
 
     >>> import torch
-    >>> given = Arguments((torch.ones(1), torch.zeros(2)), {1})
+    >>> given = WithDefaults((torch.ones(1), torch.zeros(2)), {1})
     >>> tensors_of(given), given.data
     ([tensor([1.])], (tensor([1.]), None))
     """
 
     defaults: frozenset[int]
 
-    def __new__(cls, values: Iterable[Any], defaults: Iterable[int]) -> Arguments:
+    def __new__(cls, values: Iterable[Any], defaults: Iterable[int]) -> WithDefaults:
         made = super().__new__(cls, values)
         made.defaults = frozenset(defaults)
         return made
 
     def __reduce__(self) -> tuple:
-        return Arguments, (tuple(self), self.defaults)
+        return WithDefaults, (tuple(self), self.defaults)
 
     @property
     def data(self) -> tuple[Any, ...]:
@@ -43,27 +43,27 @@ class Arguments(tuple):
         return tuple(None if index in self.defaults else value for index, value in enumerate(self))
 
 
-def _apart(given: Arguments) -> tuple[list[tuple[Any, Any]], Any]:
-    """What is given, by position, and all that makes it `Arguments` again."""
+def _apart(given: WithDefaults) -> tuple[list[tuple[Any, Any]], Any]:
+    """What is given, by position, and all that makes it `WithDefaults` again."""
     given_by_place = [(i, value) for i, value in enumerate(given) if i not in given.defaults]
     keyed: list[tuple[Any, Any]] = [(pytree.SequenceKey(i), value) for i, value in given_by_place]
     return keyed, (len(given), {i: given[i] for i in given.defaults})
 
 
-def _together(values: Iterable[Any], context: Any) -> Arguments:
+def _together(values: Iterable[Any], context: Any) -> WithDefaults:
     """The reverse of `_apart`."""
     count, defaults = context
     rest = iter(values)
-    return Arguments([defaults[i] if i in defaults else next(rest) for i in range(count)], defaults)
+    return WithDefaults([defaults[i] if i in defaults else next(rest) for i in range(count)], defaults)
 
 
-def _values_apart(given: Arguments) -> tuple[list[Any], Any]:
-    """What is given without its positions, and all that makes it `Arguments` again."""
+def _values_apart(given: WithDefaults) -> tuple[list[Any], Any]:
+    """What is given without its positions, and all that makes it `WithDefaults` again."""
     keyed, context = _apart(given)
     return [value for _, value in keyed], context
 
 
-pytree.register_pytree_node(Arguments, _values_apart, _together, flatten_with_keys_fn=_apart)
+pytree.register_pytree_node(WithDefaults, _values_apart, _together, flatten_with_keys_fn=_apart)
 
 
 def arguments_of(
@@ -91,7 +91,7 @@ def arguments_of(
     if isinstance(given, Mapping):
         is_named = _fits(model, (), {**given, **named}) or not _fits(model, (given,), named)
         return ((), {**given, **named}) if is_named else ((given,), named)
-    if isinstance(given, Arguments):
+    if isinstance(given, WithDefaults):
         return given, named
     if isinstance(given, (tuple, list)):
         return tuple(given[: _most_arguments(model)]), named
@@ -101,7 +101,7 @@ def arguments_of(
 def positional_arguments(model: nn.Module, given: Any) -> tuple[Any, ...]:
     """The same, all by position: what is recorded or exported has inputs in an order.
 
-    Where one is left out before another, its default is there; if that is a tensor, they are `Arguments`.
+    Where one is left out before another, its default is there; if that is a tensor, they are `WithDefaults`.
 
     >>> class Net(nn.Module):
     ...     def forward(self, image, scale=1.0): ...
@@ -120,7 +120,7 @@ def positional_arguments(model: nn.Module, given: Any) -> tuple[Any, ...]:
         )
     given = signature.bind(**kwargs).arguments
     constant = [i for i, (name, x) in enumerate(bound.arguments.items()) if name not in given and tensors_of(x)]
-    return Arguments(bound.args, constant) if constant else bound.args
+    return WithDefaults(bound.args, constant) if constant else bound.args
 
 
 def data_arguments(model: nn.Module, given: Any) -> tuple[Any, ...]:
@@ -133,7 +133,7 @@ def data_arguments(model: nn.Module, given: Any) -> tuple[Any, ...]:
     (5, None, 0.5)
     """
     args = positional_arguments(model, given)
-    return args.data if isinstance(args, Arguments) else args
+    return args.data if isinstance(args, WithDefaults) else args
 
 
 def _without_gaps(signature: inspect.Signature, kwargs: Mapping[str, Any]) -> inspect.BoundArguments:

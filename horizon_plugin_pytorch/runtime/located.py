@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,6 +38,7 @@ from horizon_plugin_pytorch.runtime.fixed_settings import FixedSettings, is_same
 from horizon_plugin_pytorch.runtime.hooks import NAMED_NOW, is_any_everywhere, keep_names
 from horizon_plugin_pytorch.runtime.real_tensor import RealTensor, as_output, marked, unmarked
 from horizon_plugin_pytorch.runtime.stub_input import MAPPED, is_mapped
+from horizon_plugin_pytorch.runtime.surroundings import as_float32, float32, has_default_device, is_autocast
 from horizon_plugin_pytorch.untraced import is_recorded, is_traced
 
 # Of quantized tensors that a model keeps from one forward to the next.
@@ -54,44 +55,6 @@ PRESERVED = "preserve_qat_mode"  # an attribute that users set: the module stays
 NOT_SETTINGS = frozenset(vars(nn.Module())) | {"qconfig", "path", "line", "operator", PRESERVED}
 QUICK = "_quick"  # an attribute: what the module does if it is called as it was last, see `QuickCall`
 _CALL, _CALL_IMPL = nn.Module.__call__, nn.Module._call_impl
-_DEVICES = ("cuda", "cpu")
-
-
-def is_autocast() -> bool:
-    """Is `torch.autocast` active?"""
-    return torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-
-
-def has_default_device() -> bool:
-    """Would tensors be made elsewhere than on the CPU, where nobody says on which device?"""
-    return torch._C._len_torch_function_stack() > 0 and torch.get_default_device().type != "cpu"
-
-
-@contextmanager
-def on_cpu() -> Iterator[None]:
-    """Tensors are made on the CPU where nobody says on which device, whatever the process has set."""
-    with torch.device("cpu") if has_default_device() else nullcontext():
-        yield
-
-
-@contextmanager
-def float32() -> Iterator[None]:
-    """Without autocast: what is quantized has formats of its own, whatever the float code around it uses."""
-    with ExitStack() as stack:
-        for device in _DEVICES:
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
-
-
-def as_float32(tree: Any) -> Any:
-    """Ordinary half-precision tensors, which autocast made, in float32."""
-
-    def one(x: Any) -> Any:
-        is_half = type(x) is Tensor and x.dtype in (torch.float16, torch.bfloat16)
-        return x.float() if is_half else x
-
-    return pytree.tree_map(one, tree)
 
 
 @dataclass(frozen=True)
@@ -184,10 +147,10 @@ class PlacedModule(Successor):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         owner: Any = next(base for base in cls.__mro__ if "forward" in vars(base))
-        if owner is not cls:  # whose forward somebody may have replaced
+        if owner is cls:
+            cls._known_forward = cls.forward if is_package_function(cls.forward) else None
+        else:  # whose forward somebody may have replaced
             cls._known_forward = vars(owner).get("_known_forward")
-            return
-        cls._known_forward = cls.forward if is_package_function(cls.forward) else None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._fixed is not None and name in self._fixed.values:

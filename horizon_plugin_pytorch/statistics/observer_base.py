@@ -16,6 +16,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError, warn
 from horizon_plugin_pytorch.statistics.cache import Cache
 from horizon_plugin_pytorch.statistics.clipping import CLIPPED
+from horizon_plugin_pytorch.statistics.ends import LARGEST_FLOAT32, ends_of_rows, extremes, largest_of
 from horizon_plugin_pytorch.statistics.partial import Partial, show_signature
 from horizon_plugin_pytorch.statistics.processes import all_reduce, require_same
 
@@ -23,8 +24,6 @@ _PER_TENSOR = (torch.per_tensor_symmetric,)
 _PER_CHANNEL = (torch.per_channel_symmetric,)
 _SMALLEST_SCALE = 2.0**-60
 HIDDEN = 1e4  # what a mask adds or subtracts, in the range of its stub: more than any score
-_LARGEST_FLOAT32 = torch.finfo(torch.float32).max  # float64 has numbers beyond
-_FEW, _MANY = 1 << 15, 1 << 23  # where two passes over memory take less than one that has both ends
 _SOURCE = (
     "look for a division by zero or an overflow in the float model; a mask of -inf masks where only a softmax takes "
     "the sum, and else as `scores.masked_fill(mask, float('-inf'))`"
@@ -313,7 +312,7 @@ class ObserverBase(nn.Module):
         else:
             lowest, highest = ends
             smallest, largest = torch.tensor(ends, dtype=torch.float32, device=x.device).split(1)
-        if not -_LARGEST_FLOAT32 <= lowest < highest <= _LARGEST_FLOAT32 or smallest.shape != least.shape:
+        if not -LARGEST_FLOAT32 <= lowest < highest <= LARGEST_FLOAT32 or smallest.shape != least.shape:
             return False
         if lowest < low or highest > high:
             if not (lowest < high and highest > low):  # one value is left, of which the other route tells
@@ -692,27 +691,6 @@ def _plain(x: Tensor) -> Tensor:
     if type(x) is Tensor:
         return x.detach() if x.requires_grad else x
     return x.detach().as_subclass(Tensor)
-
-
-def largest_of(kind: torch.dtype) -> float:
-    """The largest number of a type; torch takes microseconds to say."""
-    return _LARGEST_FLOAT32 if kind is torch.float32 else torch.finfo(kind).max
-
-
-def extremes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``torch.aminmax(x)``; two passes take less where memory is near and dense, in channels last a tenth."""
-    is_near = _FEW <= x.numel() <= _MANY and x.dtype is torch.float32 and x.is_cpu
-    if is_near and (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
-        return x.amin(), x.amax()
-    return torch.aminmax(x)
-
-
-def ends_of_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest value of each row."""
-    compiled = passes()
-    if compiled is not None and rows.numel() and is_plain(rows) and is_serial(rows):
-        return compiled.rows(rows)
-    return rows.amin(1), rows.amax(1)  # aminmax over an axis is many times slower
 
 
 def is_asynchronous(x: Tensor) -> bool:

@@ -21,7 +21,8 @@ from horizon_plugin_pytorch.doors import show_at
 from horizon_plugin_pytorch.dtype import QuantDType, as_dtype, qint8
 from horizon_plugin_pytorch.errors import QuantizationConfigError, QuantizationWarning, require_whole, warn
 from horizon_plugin_pytorch.statistics import search
-from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, Usable, largest_of
+from horizon_plugin_pytorch.statistics.ends import largest_of
+from horizon_plugin_pytorch.statistics.observer_base import ObserverBase, Usable
 from horizon_plugin_pytorch.statistics.observer_names import make_like, named, range_methods
 from horizon_plugin_pytorch.statistics.processes import all_reduce
 from horizon_plugin_pytorch.statistics.row_ranges import best_ranges, least_error

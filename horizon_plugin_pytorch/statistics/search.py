@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -213,27 +213,34 @@ def _best_scale(counted: Counted, low: int, high: int, stride: int) -> float:
     is_uneven = is_folded or counted.is_uneven
     inside = _SMOOTH if is_uneven or counted.total < _MANY else _INSIDE
     octaves = (counted.octave(lowest * high), counted.octave(highest * high)) if is_folded else (octave, octave)
+    near = lowest + _steps(36 if is_folded else 24 if is_uneven else 12) * (highest - lowest)
     if len(spikes):
-        points = _points(counted, counts, spikes, low, high)
+        background = _points(counted, counts, spikes, low, high)
         counts = counts.copy()
         counts[spikes] = 0
+        fine = _spread(counted, counts, low, high, octaves, _SMOOTH, inside)
+        return _best_on_grids(near, lambda scales: fine.errors(scales) + _errors_of(background, scales), background)
     fine = _spread(counted, counts, low, high, octaves, _SMOOTH, inside)
-    near = lowest + _steps(36 if is_folded else 24 if is_uneven else 12) * (highest - lowest)
-    step = float(near[1] - near[0])
+    errors = fine.errors(near)
     if not is_uneven:
-        return _lowest_point(near, fine.errors(near))
-    if not len(spikes):
-        found = float(near[fine.errors(near).argmin()])
-        return best(np.minimum(found + (2 * _steps(12) - 1) * step, whole), fine)[0]
-    # They lie on the grid of some scales, which are closer to each other than those.
-    near = np.concatenate(
-        [near, *[value / np.arange(value // highest + 1, value // lowest + 1) for value in points[:, 0]]]
-    )
-    for _ in range(2):
-        errors = fine.errors(near) + _errors_of(points, near)
-        found = float(near[errors.argmin()])
-        near = np.minimum(np.append(found + (2 * _steps(48) - 1) * step, found), whole)
-    return found
+        return _lowest_point(near, errors)
+    found, step = float(near[errors.argmin()]), float(near[1] - near[0])
+    return best(np.minimum(found + (2 * _steps(12) - 1) * step, whole), fine)[0]
+
+
+def _best_on_grids(scales: np.ndarray, errors: Callable[[np.ndarray], np.ndarray], background: np.ndarray) -> float:
+    """The best of some scales, of those between them on whose grid a background lies, and of the best's neighbourhood.
+
+    Args:
+        scales: equally far apart; the grids may be closer.
+        background: points.
+    """
+    lowest, highest, step = float(scales[0]), float(scales[-1]), float(scales[1] - scales[0])
+    grids = [value / np.arange(value // highest + 1, value // lowest + 1) for value in background[:, 0]]
+    tried = np.concatenate([scales, *grids])
+    found = tried[errors(tried).argmin()]
+    near = np.append(np.minimum(found + (2 * _steps(48) - 1) * step, highest), found)
+    return float(near[errors(near).argmin()])
 
 
 def _lowest_point(scales: np.ndarray, errors: np.ndarray) -> float:

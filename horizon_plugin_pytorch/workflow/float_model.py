@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from horizon_plugin_pytorch.capture.plain_model import plain_modules, require_shapes
@@ -25,7 +26,12 @@ def as_written(model: nn.Module, is_eager: bool = False) -> nn.Module:
 
 
 def require_float(model: nn.Module, what: str) -> None:
-    """A model is prepared once, and has weights by then."""
+    """A model is prepared once, and has weights by then, and a forward in Python."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            f"{what} takes a float model in Python, and this one is TorchScript, whose code cannot be changed. Give "
+            "the model that was scripted or traced."
+        )
     require_shapes(model, what)
     for path, module in model.named_modules():
         if isinstance(module, (QATModule, QuantizedModule)):

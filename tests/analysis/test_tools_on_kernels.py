@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,11 +20,10 @@ pytestmark = [needs_kernels, pytest.mark.filterwarnings("ignore:calibration. ran
 
 
 @pytest.fixture
-def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     monkeypatch.chdir(tmp_path)
     fp.use_integer_kernels(True)
-    yield count_calls(monkeypatch)
-    fp.use_integer_kernels(None)
+    return count_calls(monkeypatch)
 
 
 @pytest.fixture

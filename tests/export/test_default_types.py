@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,25 +13,11 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch.quantization import DeQuantStub, QuantStub, convert_fx
 from horizon_plugin_pytorch.utils.onnx_helper import export_quantized_onnx, export_to_onnx
+from tests.defaults import default
 from tests.operators.cases import CASES
 from tests.routes import prepared
 
 DEFAULTS = [torch.float64, torch.bfloat16, torch.float16, "meta"]
-
-
-@contextmanager
-def _default(what: torch.dtype | str) -> Iterator[None]:
-    """What torch makes tensors of, or where."""
-    if isinstance(what, str):
-        with torch.device(what):
-            yield
-        return
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(what)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 class _Layers(nn.Module):
@@ -88,7 +73,7 @@ def test_a_converted_model_has_the_same_file(what: torch.dtype | str, settings: 
     quantized = convert_fx(prepared(_Layers(), [_images()]))
     wanted = _written(export_quantized_onnx, quantized, (_images(),), **settings)
     images = (_images(),)
-    with _default(what):
+    with default(what):
         assert _written(export_quantized_onnx, quantized, images, **settings) == wanted
 
 
@@ -98,7 +83,7 @@ def test_float_and_prepared_models_have_the_same_file(what: torch.dtype | str, s
     model = _Real().eval() if stage == "float" else prepared(_Layers(), [_images()])
     images = _images()
     wanted = _written(export_to_onnx, model, images)
-    with _default(what):
+    with default(what):
         assert _written(export_to_onnx, model, images) == wanted
 
 
@@ -108,5 +93,5 @@ def test_operators_have_the_same_file(case: Any, what: torch.dtype | str) -> Non
     inputs = case.inputs()
     quantized = convert_fx(prepared(case.model(), inputs, case.formats[0]))
     wanted = _written(export_quantized_onnx, quantized, inputs)
-    with _default(what):
+    with default(what):
         assert _written(export_quantized_onnx, quantized, inputs) == wanted

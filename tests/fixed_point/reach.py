@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -21,6 +22,16 @@ needs_kernels = pytest.mark.skipif(
 needs_all_bytes = pytest.mark.skipif(
     bool(disproof(Kernels())), reason="the kernels of this machine are not exact for all inputs, or torch has none"
 )
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Layers run on float32 in here, and on integer kernels behind it."""
+    fp.use_integer_kernels(False)
+    try:
+        yield
+    finally:
+        fp.use_integer_kernels(True)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, reach: Reach) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,12 +14,6 @@ from horizon_plugin_pytorch.fixed_point.byte_convs import is_on_kernels
 from horizon_plugin_pytorch.fixed_point.kernels import Kernels, Walk, disproof
 from tests.fixed_point.reach import count_calls, needs_all_bytes, needs_kernels, pretend, with_all_bytes
 from tests.fixed_point.test_kernels import rounded_early
-
-
-@pytest.fixture(autouse=True)
-def as_the_environment_says() -> Iterator[None]:
-    yield
-    fp.use_integer_kernels(None)
 
 
 class Largest(TorchDispatchMode):

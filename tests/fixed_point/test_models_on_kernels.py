@@ -35,11 +35,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:matmul at .* in the worst case i
 
 
 @pytest.fixture(autouse=True)
-def threads_and_kernels_as_before() -> Iterator[None]:
+def threads_as_before() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-    fp.use_integer_kernels(None)
 
 
 class Kinds(nn.Module):

@@ -36,7 +36,6 @@ def _on_kernels() -> Iterator[None]:
     fp.use_integer_kernels(True)
     with torch.no_grad():
         yield
-    fp.use_integer_kernels(None)
 
 
 def _channels(shape: tuple[int, ...]) -> int:

@@ -22,7 +22,7 @@ from horizon_plugin_pytorch.quantization import (
     get_default_qconfig,
     prepare_qat_fx,
 )
-from horizon_plugin_pytorch.runtime.arguments import Arguments
+from horizon_plugin_pytorch.runtime.arguments import WithDefaults
 from tests.routes import calibrate
 
 INT8 = {"": get_default_qconfig()}
@@ -68,6 +68,6 @@ def test_options_of_the_compiler_are_told(option: dict, capsys: pytest.CaptureFi
 
 
 def test_arguments_of_which_some_are_defaults_are_copied_and_pickled() -> None:
-    given = Arguments((torch.ones(1), torch.zeros(2)), {1})
+    given = WithDefaults((torch.ones(1), torch.zeros(2)), {1})
     for copied in (copy.copy(given), copy.deepcopy(given), pickle.loads(pickle.dumps(given))):
-        assert type(copied) is Arguments and copied.defaults == {1} and torch.equal(copied[1], given[1])
+        assert type(copied) is WithDefaults and copied.defaults == {1} and torch.equal(copied[1], given[1])

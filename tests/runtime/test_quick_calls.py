@@ -7,7 +7,7 @@ import gc
 import io
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
-from horizon_plugin_pytorch.nn.quantized.quick_call import QuickCall
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import (
     DeQuantStub,
@@ -26,18 +25,16 @@ from horizon_plugin_pytorch.quantization import (
     set_fake_quantize,
 )
 from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
-from tests.fixed_point.reach import needs_all_bytes
+from tests.fixed_point.reach import needs_all_bytes, without_kernels
 
 pytestmark = needs_all_bytes
 FORMS = ["VALIDATION", "converted"]
 
 
 @pytest.fixture(autouse=True)
-def _on_kernels() -> Iterator[None]:
+def _on_kernels() -> None:
     """Whatever the environment says of them."""
     fp.use_integer_kernels(True)
-    yield
-    fp.use_integer_kernels(None)
 
 
 class Net(nn.Module):
@@ -70,38 +67,19 @@ def _model(form: str) -> Any:
 
 def _float32(model: Any, images: Tensor) -> Tensor:
     """The same on the route without kernels, which has no quick calls, of a copy that has run nothing."""
-    fp.use_integer_kernels(False)
-    try:
+    with without_kernels():
         return copy.deepcopy(model)(images)
-    finally:
-        fp.use_integer_kernels(True)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The calls that were answered by quick ones."""
-    answered: list[Any] = []
-    plain = QuickCall.__call__
-
-    def counted(self: Any, module: nn.Module, args: tuple) -> Any:
-        out = plain(self, module, args)
-        if out is not None:
-            answered.append(module)
-        return out
-
-    monkeypatch.setattr(QuickCall, "__call__", counted)
-    return answered
 
 
 @pytest.fixture(params=FORMS)
-def warm(request: pytest.FixtureRequest, quick: list[Any]) -> Any:
+def warm(request: pytest.FixtureRequest, answered: list[Any]) -> Any:
     """A model of each form whose layers have quick calls."""
     model = _model(request.param)
     with torch.no_grad():
         for _ in range(3):
             model(_images())
-        assert len(quick) >= 6  # three layers whose output has a scale
-        quick.clear()
+        assert len(answered) >= 6  # three layers whose output has a scale
+        answered.clear()
         yield model
 
 
@@ -215,27 +193,27 @@ def test_a_forward_of_the_users_is_called(warm: Any, monkeypatch: pytest.MonkeyP
     assert layer in called
 
 
-def test_kernels_are_turned_off(warm: Any, quick: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_turned_off(warm: Any, answered: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     images = _images()
     before = warm(images)
-    quick.clear()
+    answered.clear()
     fp.use_integer_kernels(False)
-    assert torch.equal(warm(images), before) and not quick
+    assert torch.equal(warm(images), before) and not answered
     fp.use_integer_kernels(None)
     monkeypatch.setenv("HORIZON_INTEGER_KERNELS", "0")
-    assert torch.equal(warm(images), before) and not quick
+    assert torch.equal(warm(images), before) and not answered
 
 
-def test_gradients_and_states_are_asked_for(quick: list[Any]) -> None:
+def test_gradients_and_states_are_asked_for(answered: list[Any]) -> None:
     model, images = _model("VALIDATION"), _images()
     with torch.no_grad():
         for _ in range(3):
             exact = model(images)
-    quick.clear()
+    answered.clear()
     with torch.enable_grad():
         out = model(images)
         out.sum().backward()
-    assert torch.equal(out, exact) and not quick
+    assert torch.equal(out, exact) and not answered
     assert all(p.grad is not None for p in model.parameters())
     with torch.no_grad():
         model(images)
@@ -243,9 +221,9 @@ def test_gradients_and_states_are_asked_for(quick: list[Any]) -> None:
         counts = []
         for is_on in (1, 0, 1):
             enabled[0] = is_on
-            quick.clear()
+            answered.clear()
             model(images)
-            counts.append(len(quick))
+            counts.append(len(answered))
         assert counts[0] == counts[2] > counts[1]
         set_fake_quantize(model, FakeQuantState.CALIBRATION)
         model(images * 3)
@@ -359,7 +337,7 @@ def test_threads_get_the_same_integers(warm: Any) -> None:
     assert not wrong
 
 
-def test_inputs_of_two_kinds_by_turns(quick: list[Any]) -> None:
+def test_inputs_of_two_kinds_by_turns(answered: list[Any]) -> None:
     """A shared layer meets inputs of two scales."""
 
     class Shared(nn.Module):

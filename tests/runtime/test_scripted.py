@@ -103,3 +103,10 @@ def test_a_script_module_is_refused_with_its_line() -> None:
     net.qconfig = qconfig()
     with pytest.raises(NotImplementedError, match=r"forward of a torch.jit.ScriptModule` \(test_scripted.py:\d+\)"):
         calibrate(prepare_qat(net, inplace=False), (X,))
+
+
+@pytest.mark.parametrize("route", ["eager", "traced", "SYMBOLIC", "JIT"])
+@pytest.mark.parametrize("make", [torch.jit.script, lambda net: torch.jit.trace(net, X)], ids=["script", "trace"])
+def test_a_model_that_is_torchscript_is_refused(route: str, make: Any) -> None:
+    with pytest.raises(TypeError, match="this one is TorchScript.*Give the model that was scripted or traced"):
+        prepared_on(route, make(nn.Conv2d(4, 4, 1)), [X])

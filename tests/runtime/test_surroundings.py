@@ -9,8 +9,7 @@ import gc
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -38,6 +37,7 @@ from horizon_plugin_pytorch.quantization import (
 from horizon_plugin_pytorch.quantization.qconfig_template import default_calibration_qconfig_setter
 from horizon_plugin_pytorch.runtime.located import QUICK, is_undisturbed
 from horizon_plugin_pytorch.writing import module_writes
+from tests.defaults import default
 from tests.routes import calibrate, prepared, prepared_on
 
 
@@ -70,20 +70,6 @@ def _model(form: str) -> nn.Module:
     return convert_fx(model) if form == "converted" else model
 
 
-@contextmanager
-def _default(what: torch.dtype | str) -> Iterator[None]:
-    if isinstance(what, str):
-        with torch.device(what):
-            yield
-        return
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(what)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("form", ["CALIBRATION", "VALIDATION", "converted"])
 @pytest.mark.parametrize("what", [torch.bfloat16, torch.float16, torch.float64, "meta"], ids=str)
@@ -92,7 +78,7 @@ def test_default_types_and_devices_change_nothing(what: torch.dtype | str, form:
     if form == "CALIBRATION":
         set_fake_quantize(model, FakeQuantState.CALIBRATION)
     wanted = copy.deepcopy(model)(images)
-    with _default(what):
+    with default(what):
         for _ in range(3):
             out = model(images)
             assert out.dtype is torch.float32 and torch.equal(out, wanted)
@@ -108,7 +94,7 @@ def test_kernels_are_proved_the_same_under_other_defaults(
         return fp.integer_kernels(), str(kernels.has_linear())
 
     wanted = proofs()
-    with _default(what):
+    with default(what):
         assert proofs() == wanted
 
 
@@ -425,7 +411,7 @@ def test_a_layer_that_takes_inplace_and_has_a_forward_of_torchs_writes_to_nothin
 def test_models_that_are_prepared_under_another_default_type_are_the_same(what: torch.dtype) -> None:
     net, images = Chain().eval(), _images()
     wanted = calibrate(prepared_on("SYMBOLIC", net, [images]), [images])
-    with _default(what):
+    with default(what):
         model = prepared_on("SYMBOLIC", net, [images])
     for (name, x), y in zip(calibrate(model, [images]).state_dict().items(), wanted.state_dict().values(), strict=True):
         assert x.dtype is y.dtype and torch.equal(x, y), name

@@ -15,7 +15,6 @@ from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.byte_tensor import ByteTensor
 from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import ConversionError, QuantizationConfigError
-from horizon_plugin_pytorch.nn.quantized.quick_call import QuickCall
 from horizon_plugin_pytorch.qat_mode import QATMode, set_qat_mode
 from horizon_plugin_pytorch.qtensor import LentValuesError, QTensor, byte_qtensor
 from horizon_plugin_pytorch.quantization import (
@@ -30,7 +29,7 @@ from horizon_plugin_pytorch.quantization import (
 )
 from horizon_plugin_pytorch.quantization.qconfig import default_qat_8bit_fake_quant_qconfig
 from horizon_plugin_pytorch.statistics.cache import Cache
-from tests.fixed_point.reach import count_calls, needs_all_bytes
+from tests.fixed_point.reach import count_calls, needs_all_bytes, without_kernels
 
 pytestmark = needs_all_bytes
 FORMS = ["VALIDATION", "converted"]
@@ -96,27 +95,8 @@ def _integers(x: Any) -> Tensor:
 
 def _on_float32(layer: Any, *inputs: QTensor) -> Tensor:
     """The same on the route without kernels, of a copy that has no quick call."""
-    fp.use_integer_kernels(False)
-    try:
+    with without_kernels():
         return _integers(copy.deepcopy(layer)(*inputs))
-    finally:
-        fp.use_integer_kernels(True)
-
-
-@pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The modules whose quick calls gave something."""
-    modules: list[Any] = []
-    plain = QuickCall.__call__
-
-    def counted(self: Any, module: nn.Module, args: tuple) -> Any:
-        out = plain(self, module, args)
-        if out is not None:
-            modules.append(module)
-        return out
-
-    monkeypatch.setattr(QuickCall, "__call__", counted)
-    return modules
 
 
 def _warm(layer: Any, answered: list[Any], make: Callable[[], QTensor]) -> Tensor:
@@ -135,7 +115,6 @@ def _on_kernels() -> Iterator[None]:
     with torch.no_grad():
         yield
     set_qat_mode(QATMode.FuseBN)
-    fp.use_integer_kernels(None)
 
 
 @pytest.mark.parametrize("form", FORMS)

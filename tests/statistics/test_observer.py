@@ -18,7 +18,7 @@ from horizon_plugin_pytorch.dtype import QuantDType, qint8, qint16
 from horizon_plugin_pytorch.errors import CalibrationWarning, QuantizationConfigError
 from horizon_plugin_pytorch.qtensor import QTensor
 from horizon_plugin_pytorch.quantization import observer, observer_v2
-from horizon_plugin_pytorch.statistics.observer_base import extremes
+from horizon_plugin_pytorch.statistics.ends import extremes
 from horizon_plugin_pytorch.statistics.observer_v2 import (
     FixedScaleObserver,
     HistogramObserver,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from horizon_plugin_pytorch import fixed_point as fp
 from horizon_plugin_pytorch.errors import ExportError, QuantizationWarning
-from horizon_plugin_pytorch.march import March, set_march
 from horizon_plugin_pytorch.nn import qat, quantized
 from horizon_plugin_pytorch.nn.qat.module import QATModule
 from horizon_plugin_pytorch.nn.quantized import FloatFunctional
@@ -52,13 +50,6 @@ class Net(nn.Module):
         x = self.quant(x)
         y = self.second(self.first(x, x), x)
         return self.dequant(self.softmax(self.act(y * y)).transpose(1, 2))
-
-
-@pytest.fixture(autouse=True)
-def _march() -> Iterator[None]:
-    set_march(March.BAYES)
-    yield
-    fp.use_integer_kernels(None)
 
 
 def prepared(net: nn.Module, method: PrepareMethod) -> nn.Module:
